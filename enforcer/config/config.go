@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config reads node policy, /etc/gpufence/config.toml: what quota and plan decide by,
+// and where things lie. A missing file means every default; a wrong one is an error that names
+// the line, and never replaces a good one that is in force.
+package config
+
+import (
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+// DefaultPath is where the wrapper, the hook and gpufenced look; GPUFENCE_CONFIG in the
+// environment of these host programs overrides it (never a container's environment).
+const DefaultPath = "/etc/gpufence/config.toml"
+
+// Config is the whole file, defaults filled in.
+type Config struct {
+	Policy quota.Policy // mode, require, default, ceiling, namespaces, accept, overcommit, ...
+
+	Socket   string // /run/gpufence/gpufenced.sock
+	RunDir   string // /run/gpufence: state that ends with the boot
+	StateDir string // /var/lib/gpufence: journal, policy's last good copy
+
+	Runtimes []string // low-level runtimes, in order of preference; names or absolute paths
+	HookPath string   // gpufence-hook; "" means beside the wrapper
+
+	ShimDelivery string // preload, stub (not in this version), off
+	ShimLibrary  string // libgpufence.so on the host; "" means ../lib/gpufence/libgpufence.so of the program
+
+	CDISpecDirs []string // /etc/cdi, /var/run/cdi
+	CDIKinds    []string // nvidia.com/gpu, gpufence.dev/simgpu: tried in order
+
+	NVMLLibrary string // "" means the loader's libnvidia-ml.so.1
+
+	Sample         time.Duration // 100 ms: period on a GPU with a granted container
+	SampleIdle     time.Duration // 1 s: elsewhere
+	SampleDeadline time.Duration // 2 s: after that an NVML call counts as hung
+	Settle         time.Duration // 1 s: longest NVML lag that is tolerated
+	StuckAfter     time.Duration // 10 s: dying memory counts again
+	KillSlackBytes uint64        // 64 MiB
+	KillSlackShare float64       // 0.02 of memory.max; the greater of the two
+	KillInterval   time.Duration // 20 ms: least distance of the two samples
+	ReserveBytes   uint64        // 256 MiB
+	ReserveShare   float64       // 0.03; the greater of the two
+	ContextBytes   uint64        // 0: by model; published until a context was seen
+	PrepareHold    time.Duration // 60 s: a prepared grant that is not registered gives its bytes back
+	PagesHold      time.Duration // 1 h: and its pages
+	ResizeDeadline time.Duration // 30 s
+	EndedKeep      time.Duration // 10 min
+	WaitSocket     time.Duration // 5 s: how long wrapper and hook wait for gpufenced
+}
