@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# gpufence. `make help` lists what there is. Everything that is built lies in dist/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+DIST    := $(CURDIR)/dist
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -X github.com/gpufence/gpufence/enforcer/api.BuildVersion=$(VERSION)
+GOBUILD := go build -trimpath -ldflags "$(LDFLAGS)"
+# GOTESTFLAGS=-v prints every test; GPUFENCE_MUST=1 turns a skip of something that this machine can do into a failure.
+GOTESTFLAGS ?=
+GOTEST  := GPUFENCE_DIST=$(DIST) go test $(GOTESTFLAGS)
+DEPS    := packaging/deps.sh
+# How long each fuzz target runs, and each soak.
+FUZZTIME ?= 30s
+SOAK_SECONDS ?= 60
+
+BUILD_NEEDS := cc libc make git binutils certificates
+RUN_NEEDS   := $(BUILD_NEEDS) runc busybox
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install the Debian packages that are missing (says which; without apt it names them)
+	@$(DEPS) $(RUN_NEEDS)
+
+.PHONY: build build-go build-shim build-simgpu build-clients
+build: ## build everything into dist/
+	@$(DEPS) $(BUILD_NEEDS)
+	@$(MAKE) build-go build-shim build-simgpu build-clients
+
+build-go:
+	@mkdir -p $(DIST)/bin
+	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook
+	CGO_ENABLED=1 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufenced
+
+build-shim:
+	@$(MAKE) -C shim all OUT=$(DIST)
+
+build-simgpu:
+	@mkdir -p $(DIST)/bin
+	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./tests/simgpu/cmd/...
+	@$(MAKE) -C tests/simgpu all OUT=$(DIST)
+
+build-clients:
+	@$(MAKE) -C tests/clients all OUT=$(DIST)
+
+.PHONY: demo
+demo: ## hold three containers to their GPU memory limits, on the simulated GPU where there is no real one
+	@$(DEPS) $(RUN_NEEDS)
+	@$(MAKE) build >$(CURDIR)/.demo-build.log 2>&1 || { cat $(CURDIR)/.demo-build.log; exit 1; }; rm -f $(CURDIR)/.demo-build.log
+	@$(DIST)/bin/gpufence demo
+
+.PHONY: test test-go test-sim test-shim test-enforcer test-e2e
+test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model checks, end to end
+	@$(DEPS) $(RUN_NEEDS)
+	@for suite in build test-go test-sim test-shim test-enforcer test-e2e; do \
+	  start=$$SECONDS; $(MAKE) $$suite || { echo "suite $$suite failed after $$((SECONDS - start)) s"; exit 1; }; \
+	  echo "suite $$suite: $$((SECONDS - start)) s"; done
+
+test-go:
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/e2e)
+
+test-sim:
+	$(GOTEST) ./tests/simgpu/...
+	@$(MAKE) -C tests/simgpu test OUT=$(DIST)
+	@$(MAKE) -C tests/clients test OUT=$(DIST)
+
+test-shim:
+	@$(MAKE) -C shim test OUT=$(DIST)
+	@$(MAKE) -C shim test-asan OUT=$(DIST)
+	@$(MAKE) -C shim test-tsan OUT=$(DIST)
+
+test-enforcer:
+	$(GOTEST) -race ./enforcer/...
+
+test-e2e:
+	$(GOTEST) -count=1 ./tests/e2e/...
+
+.PHONY: lint
+lint: ## Go, C and shell lints, house rules, formatting
+	@$(DEPS) $(BUILD_NEEDS) shellcheck
+	@mkdir -p $(DIST)/tools
+	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	$(DIST)/tools/golangci-lint run ./...
+	$(DIST)/tools/golangci-lint fmt --diff
+	shellcheck packaging/deps.sh .ci/run
+	@$(MAKE) -C shim lint
+	@$(MAKE) -C tests/simgpu lint
+	@$(MAKE) -C tests/clients lint
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (30s) each
+	@$(DEPS) $(BUILD_NEEDS)
+	@for pkg in $$(go list ./...); do \
+	  for target in $$(go test -list '^Fuzz' $$pkg 2>/dev/null | grep '^Fuzz' || true); do \
+	    echo "fuzz $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
+	  done; done
+
+.PHONY: bench
+bench: ## measure us side by side with the alternative; table, and dist/bench.json
+	@$(DEPS) $(RUN_NEEDS)
+	@$(MAKE) build
+	@$(MAKE) -C shim bench OUT=$(DIST)
+	go run ./tests/bench --dist $(DIST)
+
+.PHONY: soak soak-ledger
+soak: soak-ledger ## the long runs: kill fuzz of the ledger, the demo's steps again and again
+	@$(DEPS) $(RUN_NEEDS)
+	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
+
+soak-ledger: ## 16 processes on one ledger, killed at random for 60 s: it must sum to 0, no reserve above 100 ms
+	@$(DEPS) $(BUILD_NEEDS)
+	@$(MAKE) build-shim
+	@$(MAKE) -C shim soak OUT=$(DIST) SECONDS=$(SOAK_SECONDS)
+
+.PHONY: clean
+clean: ## remove dist/ and the C parts' objects
+	rm -rf $(DIST)
+	@for d in shim tests/simgpu tests/clients; do [ ! -f $$d/Makefile ] || $(MAKE) -C $$d clean OUT=$(DIST); done

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package architecture tests what no compiler checks: who may import whom.
+package architecture
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/gpufence/gpufence/"
+
+type goPackage struct {
+	ImportPath   string
+	Imports      []string
+	Deps         []string
+	CgoFiles     []string
+	TestImports  []string
+	XTestImports []string
+}
+
+// list returns the packages of a pattern, built for what the shipped programs are built for.
+func list(t *testing.T, patterns ...string) []goPackage {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-deps=false", "-json"}, patterns...)...)
+	cmd.Dir = "../.."
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %v: %v\n%s", patterns, err, stderr.String())
+	}
+	var packages []goPackage
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p goPackage
+		err := dec.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return packages
+		}
+		if err != nil {
+			t.Fatalf("decode go list: %v", err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+// mayImport is the table of the design: a package (or a folder of packages) and what of ours it
+// may import. Packages may also import within their own row.
+var mayImport = []struct {
+	row     string
+	allowed []string
+}{
+	{"hook/plan", []string{"enforcer/quota"}},
+	{"hook/oci", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
+	{"enforcer/quota", nil},
+	{"enforcer/ledger", []string{"enforcer/quota"}},
+	{"enforcer/gpu", []string{"enforcer/quota"}},
+	{"enforcer/fence", []string{"enforcer/ledger", "enforcer/gpu", "enforcer/quota", "enforcer/api", "bpf"}},
+	{"enforcer/policy", []string{"enforcer/quota"}},
+	{"enforcer/act", nil},
+	{"enforcer/api", []string{"enforcer/quota"}},
+	{"shim", nil},
+}
+
+func within(path, row string) bool { return path == row || strings.HasPrefix(path, row+"/") }
+
+func TestImportsFollowTheDesign(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range list(t, "./...") {
+		from := strings.TrimPrefix(p.ImportPath, module)
+		for _, rule := range mayImport {
+			if !within(from, rule.row) {
+				continue
+			}
+			seen[rule.row] = true
+			for _, imported := range p.Imports {
+				to, ours := strings.CutPrefix(imported, module)
+				if !ours || within(to, rule.row) || slices.ContainsFunc(rule.allowed, func(a string) bool { return within(to, a) }) {
+					continue
+				}
+				t.Errorf("%s imports %s; %s may import only %v of ours", from, to, rule.row, rule.allowed)
+			}
+		}
+	}
+	for _, rule := range mayImport {
+		if !seen[rule.row] && rule.row != "shim" {
+			t.Errorf("no package in %s: take its rule out, or the folder moved", rule.row)
+		}
+	}
+}
+
+// TestStaticProgramsStayLight: the programs that run for every container, and on nodes whose
+// driver is not loaded yet, link neither NVML nor anything else that needs cgo.
+func TestStaticProgramsStayLight(t *testing.T) {
+	for _, program := range []string{"gpufence", "gpufence-runtime", "gpufence-hook"} {
+		packages := list(t, "./cmd/"+program)
+		if len(packages) != 1 {
+			t.Fatalf("go list ./cmd/%s: %d packages, want 1", program, len(packages))
+		}
+		for _, dep := range packages[0].Deps {
+			if strings.HasPrefix(dep, module+"enforcer/gpu") || strings.Contains(dep, "NVIDIA/go-nvml") || strings.Contains(dep, "nvidia-container-toolkit") {
+				t.Errorf("%s links %s", program, dep)
+			}
+		}
+	}
+}
