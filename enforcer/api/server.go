@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Bounds of one exchange. A peer that stalls costs one goroutine for at most these.
+const (
+	readTimeout  = 10 * time.Second
+	writeTimeout = 10 * time.Second
+	idleTimeout  = 30 * time.Second
+	// keepAlive is how often a followed stream of events says that it is alive, so that a
+	// reader that went away is noticed.
+	keepAlive = 15 * time.Second
+)
+
+// Service is what gpufenced does behind the socket. Its errors are an [*Error], or reach the
+// caller as [CodeInternal] with their text.
+type Service interface {
+	Prepare(context.Context, PrepareRequest) (PrepareResponse, error)
+	Register(context.Context, RegisterRequest) (RegisterResponse, error)
+	Unregister(context.Context, UnregisterRequest) error
+	Containers(context.Context) ([]Container, error)
+	Container(ctx context.Context, id string) (Container, error)
+	Set(ctx context.Context, id string, req SetRequest) (SetResponse, error)
+	GPUs(context.Context) ([]GPUState, error)
+	// Events emits, oldest first, what is newer than since; with follow it goes on until the
+	// context ends or emit fails. A call of emit with nil asks only whether the reader is
+	// still there.
+	Events(ctx context.Context, since uint64, follow bool, emit func(*Event) error) error
+	Version(context.Context) (Version, error)
+}
+
+// ServerOptions are the rim of a [Server].
+type ServerOptions struct {
+	// ReadGID may read; negative: only root may.
+	ReadGID int
+	// Logf hears of faults: a panic, an answer that could not be written.
+	Logf func(format string, args ...any)
+}
+
+// Server answers on unix sockets that [Listen] or systemd made.
+type Server struct {
+	svc  Service
+	opts ServerOptions
+	http *http.Server
+}
+
+// NewServer makes a server of the service.
+func NewServer(svc Service, opts ServerOptions) *Server {
+	if opts.Logf == nil {
+		opts.Logf = func(string, ...any) {}
+	}
+	s := &Server{svc: svc, opts: opts}
+	s.http = &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: readTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    16 << 10,
+		ConnContext:       withPeer,
+		ErrorLog:          log.New(logWriter(opts.Logf), "", 0),
+	}
+	return s
+}
+
+type logWriter func(format string, args ...any)
+
+func (w logWriter) Write(b []byte) (int, error) {
+	w("%s", strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// Listen makes the socket, replacing one that a dead gpufenced left (the caller holds the lock
+// of the run folder). With a gid that is not negative its group may connect, else only root.
+func Listen(path string, gid int) (net.Listener, error) {
+	switch fi, err := os.Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("look at socket: %w", err)
+	case fi.Mode().Type() != os.ModeSocket:
+		return nil, fmt.Errorf("listen on %s: there is something else than a socket", path)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("remove old socket: %w", err)
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on socket: %w", err)
+	}
+	mode := os.FileMode(0o600)
+	if gid >= 0 {
+		mode = 0o660
+		err = os.Chown(path, 0, gid)
+	}
+	if err == nil {
+		err = os.Chmod(path, mode)
+	}
+	if err != nil {
+		_ = l.Close() // the first error is the one to tell
+		return nil, fmt.Errorf("set access of socket: %w", err)
+	}
+	return l, nil
+}
+
+// Serve answers until Shutdown; several listeners may be served at once.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// Shutdown stops listening and waits for the requests in progress until the context ends, then
+// cuts them.
+func (s *Server) Shutdown(ctx context.Context) error {
+	if err := s.http.Shutdown(ctx); err != nil {
+		return errors.Join(err, s.http.Close())
+	}
+	return nil
+}
+
+// route is what a path can be asked for; each takes one method.
+type route struct {
+	method string
+	change bool // needs root
+	serve  func(s *Server, w http.ResponseWriter, r *http.Request, id string) error
+}
+
+// The whole protocol. {id} is one path segment, in which %2F stands for a slash.
+var routes = map[string]route{
+	"prepare":  {http.MethodPost, true, post((Service).Prepare)},
+	"register": {http.MethodPost, true, post((Service).Register)},
+	"unregister": {http.MethodPost, true, post(func(svc Service, ctx context.Context, req UnregisterRequest) (struct{}, error) {
+		return struct{}{}, svc.Unregister(ctx, req)
+	})},
+	"containers":          {http.MethodGet, false, get((Service).Containers)},
+	"containers/{id}":     {http.MethodGet, false, (*Server).container},
+	"containers/{id}/set": {http.MethodPost, true, (*Server).set},
+	"gpus":                {http.MethodGet, false, get((Service).GPUs)},
+	"version":             {http.MethodGet, false, get((Service).Version)},
+	"events":              {http.MethodGet, false, (*Server).events},
+}
+
+// match finds the route of a path as it was sent: unescaping before splitting would make a
+// slash in an id a border.
+func match(escaped string) (rt route, id string, ok bool) {
+	rest, ok := strings.CutPrefix(escaped, "/"+APIVersion+"/")
+	if !ok {
+		return rt, "", false
+	}
+	seg := strings.Split(rest, "/")
+	if len(seg) >= 2 && seg[0] == "containers" && seg[1] != "" {
+		id, seg[1] = seg[1], "{id}"
+	} else if len(seg) > 1 {
+		return rt, "", false
+	}
+	rt, ok = routes[strings.Join(seg, "/")]
+	return rt, id, ok
+}
+
+// ServeHTTP answers one request; every path out of it that is not 2xx carries an [Error].
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.opts.Logf("panic in %s %s: %v\n%s", r.Method, r.URL.Path, p, debug.Stack())
+			// If the header is out already this only cuts the body short, which the client sees.
+			s.writeError(w, Errorf(CodeInternal, "gpufenced has a fault in %s; its log has the details", r.URL.Path))
+		}
+	}()
+	if err := s.serve(w, r); err != nil {
+		s.writeError(w, err)
+	}
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
+	peer, err := peerOf(r.Context())
+	if err != nil {
+		return Errorf(CodeForbidden, "the caller is not known, since its socket tells no credentials: %v", err)
+	}
+	if !peer.mayRead(s.opts.ReadGID) {
+		return Errorf(CodeForbidden, "uid %d may not ask gpufenced: run as root, or join the group gpufence to read", peer.UID)
+	}
+	rt, id, ok := match(r.URL.EscapedPath())
+	if !ok {
+		return Errorf(CodeNoSuchPath, "gpufenced %s has no path %.100q: it speaks /%s/..., so the caller may be of another version",
+			BuildVersion, r.URL.Path, APIVersion)
+	}
+	if rt.method != r.Method {
+		return Errorf(CodeNoSuchMethod, "gpufenced does not take %.20s on %.100s: use %s", r.Method, r.URL.Path, rt.method)
+	}
+	if rt.change && peer.UID != 0 {
+		return Errorf(CodeForbidden, "uid %d may only read: run as root to change something", peer.UID)
+	}
+	return rt.serve(s, w, r, id)
+}
+
+// get serves a question without a body.
+func get[Resp any](f func(Service, context.Context) (Resp, error)) func(*Server, http.ResponseWriter, *http.Request, string) error {
+	return func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
+		resp, err := f(s.svc, r.Context())
+		if err != nil {
+			return err
+		}
+		return s.writeJSON(w, http.StatusOK, resp)
+	}
+}
+
+// post serves a request with a JSON body.
+func post[Req, Resp any](f func(Service, context.Context, Req) (Resp, error)) func(*Server, http.ResponseWriter, *http.Request, string) error {
+	return func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
+		var req Req
+		if err := readJSON(w, r, &req); err != nil {
+			return err
+		}
+		resp, err := f(s.svc, r.Context(), req)
+		if err != nil {
+			return err
+		}
+		return s.writeJSON(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) container(w http.ResponseWriter, r *http.Request, id string) error {
+	return get(func(svc Service, ctx context.Context) (Container, error) {
+		name, err := unescapeID(id)
+		if err != nil {
+			return Container{}, err
+		}
+		return svc.Container(ctx, name)
+	})(s, w, r, "")
+}
+
+func (s *Server) set(w http.ResponseWriter, r *http.Request, id string) error {
+	return post(func(svc Service, ctx context.Context, req SetRequest) (SetResponse, error) {
+		name, err := unescapeID(id)
+		if err != nil {
+			return SetResponse{}, err
+		}
+		return svc.Set(ctx, name, req)
+	})(s, w, r, "")
+}
+
+// events streams JSON lines. An error before the first line is an [Error]; later ones can only
+// end the stream.
+func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error {
+	q := r.URL.Query()
+	var since uint64
+	if v := q.Get("since"); v != "" {
+		n, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			return Errorf(CodeBadRequest, "since=%.40q is not the number of an event: write a decimal number, 0 for all", v)
+		}
+		since = n
+	}
+	var follow bool
+	switch v := q.Get("follow"); v {
+	case "", "0", "false":
+	case "1", "true":
+		follow = true
+	default:
+		return Errorf(CodeBadRequest, "follow=%.40q is neither 1 nor 0", v)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	rc := http.NewResponseController(w)
+	begun := false
+	begin := func() {
+		if !begun {
+			begun = true
+			w.Header().Set("Content-Type", "application/jsonl")
+			w.WriteHeader(http.StatusOK)
+		}
+	}
+	emit := func(ev *Event) error {
+		begin()
+		line := []byte("\n")
+		if ev != nil {
+			b, err := json.Marshal(ev)
+			if err != nil {
+				return fmt.Errorf("encode event: %w", err)
+			}
+			line = append(b, '\n')
+		}
+		if err := rc.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return fmt.Errorf("set write deadline: %w", err)
+		}
+		if _, err := w.Write(line); err != nil {
+			return fmt.Errorf("write event: %w", err)
+		}
+		return nil
+	}
+	flush := func(ev *Event) error {
+		if err := emit(ev); err != nil {
+			return err
+		}
+		if !follow {
+			return nil // one flush at the end
+		}
+		return rc.Flush()
+	}
+	err := s.svc.Events(ctx, since, follow, flush)
+	if err != nil && !begun {
+		return err
+	}
+	begin()
+	if err != nil && r.Context().Err() == nil {
+		s.opts.Logf("events to %s ended: %v", r.RemoteAddr, err)
+	}
+	return nil
+}
+
+// KeepAlive is the period in which a followed stream of events is to be asked for its reader.
+func KeepAlive() time.Duration { return keepAlive }
+
+// readJSON reads a body that must be exactly one JSON object. Unknown fields are ignored (the
+// two sides may differ by a version); everything else that does not fit is one sentence.
+func readJSON(w http.ResponseWriter, r *http.Request, out any) error {
+	rc := http.NewResponseController(w)
+	if err := rc.SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
+		return Errorf(CodeInternal, "the connection takes no deadline: %v", err)
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return Errorf(CodeTooLarge, "the body of %s exceeds %d bytes", r.URL.Path, MaxRequestBytes)
+		}
+		return Errorf(CodeBadRequest, "the body of %s ended early: %v", r.URL.Path, err)
+	}
+	// Without this the connection's reader would meet the deadline while the answer is still
+	// being worked out, and cancel the request.
+	if err := rc.SetReadDeadline(time.Time{}); err != nil {
+		return Errorf(CodeInternal, "the connection takes no deadline: %v", err)
+	}
+	if err := DecodeRequest(body, out); err != nil {
+		return Errorf(CodeBadRequest, "the body of %s is not a request: %v", r.URL.Path, err)
+	}
+	return nil
+}
+
+// DecodeRequest decodes one JSON object, and nothing but one, into out.
+func DecodeRequest(body []byte, out any) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return errors.New("it is empty: send a JSON object")
+	}
+	if !utf8.Valid(body) {
+		return errors.New("it is not UTF-8")
+	}
+	if bytes.TrimSpace(body)[0] != '{' {
+		return errors.New("it is not a JSON object")
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if err := dec.Decode(out); err != nil {
+		var syntax *json.SyntaxError
+		var wrong *json.UnmarshalTypeError
+		switch {
+		case errors.As(err, &syntax):
+			return fmt.Errorf("at byte %d: %w", syntax.Offset, err)
+		case errors.As(err, &wrong):
+			return fmt.Errorf("field %.100q takes no %s", wrong.Field, wrong.Value)
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return errors.New("it ends in the middle")
+		}
+		return err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("at byte %d: something follows the object", dec.InputOffset())
+	}
+	return nil
+}
+
+func (s *Server) writeJSON(w http.ResponseWriter, status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	// A deadline that cannot be set only means that a stalled reader holds its goroutine longer.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1))
+	w.WriteHeader(status)
+	if _, err := w.Write(append(b, '\n')); err != nil {
+		s.opts.Logf("write answer: %v", err)
+	}
+	return nil
+}
+
+func (s *Server) writeError(w http.ResponseWriter, err error) {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = Errorf(CodeInternal, "gpufenced could not do it: %v", err)
+	}
+	if err := s.writeJSON(w, status(e.Code), e); err != nil {
+		s.opts.Logf("encode error answer: %v", err)
+	}
+}
+
+// status maps a code to HTTP, for people with curl; the client goes by the code. What is not
+// about the request itself is a refusal: 422.
+func status(code string) int {
+	switch code {
+	case CodeBadRequest:
+		return http.StatusBadRequest
+	case CodeTooLarge:
+		return http.StatusRequestEntityTooLarge
+	case CodeForbidden:
+		return http.StatusForbidden
+	case CodeNoSuchPath, CodeNotFound:
+		return http.StatusNotFound
+	case CodeNoSuchMethod:
+		return http.StatusMethodNotAllowed
+	case CodeAmbiguous:
+		return http.StatusConflict
+	case CodeInternal:
+		return http.StatusInternalServerError
+	case CodeStillStarting:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusUnprocessableEntity
+}
