@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package quota holds what a user may write and what it means: keys, quantities, aliases, node
+// policy, grants, and the codes of every error. It is pure and imports nothing of ours.
 package quota
 
 import "math"

@@ -60,7 +60,15 @@ type Request struct {
 	Selectors []string      // GPUs, as found
 	Present   bool          // their devices are in the spec already
 	Notices   []string      // one line each
+	// Mode holds for this container's namespace. Unless it is enforce, gpufenced is told best
+	// effort (no waiting, no failing) and the plan edits nothing but hooks, which get
+	// [ArgBestEffort].
+	Mode quota.Mode
 }
+
+// ArgBestEffort is appended to a hook's arguments where a start must neither wait for gpufenced
+// nor fail because of it.
+const ArgBestEffort = "--best-effort"
 
 // Prepared is gpufenced's part of a plan (api.PrepareResponse without its transport).
 type Prepared struct {

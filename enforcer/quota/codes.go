@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quota
+
+// Every code that any part of gpufence gives to a user. Numbers are never used again for
+// something else. docs/errors.md says the same at length; a test compares the two.
+//
+//	E10xx  wrapper and hook: config.json, bundle, low-level runtime
+//	E12xx  values
+//	E13xx  keys
+//	E14xx  admission, capacity, resize
+//	E15xx  gpufenced and node policy
+//	E16xx  cgroups
+//	E17xx  devices and delivery
+const (
+	CodeSpecUnreadable Code = "E1001" // config.json cannot be read
+	CodeSpecInvalid    Code = "E1002" // config.json is not what the OCI says
+	CodeSpecTooLarge   Code = "E1003" // config.json is larger than the bound
+	CodeNotABundle     Code = "E1004" // no config.json where the bundle should be
+	CodeSpecUnwritable Code = "E1005" // the edited config.json cannot be written
+	CodeNoRuntime      Code = "E1006" // none of the low-level runtimes exists
+	CodeRuntimeExec    Code = "E1007" // the low-level runtime cannot be executed, or is we ourselves
+	CodeUsage          Code = "E1008" // a command line that cannot be understood
+	CodeHookState      Code = "E1009" // the hook's state on stdin cannot be understood
+	CodeRootless       Code = "E1010" // not root: rootful engines only
+	CodeInternal       Code = "E1099" // a bug of ours
+
+	CodeBadQuantity    Code = "E1201" // not a quantity at all
+	CodeBadUnit        Code = "E1202" // a unit that does not exist, or not for bytes
+	CodeNoUnit         Code = "E1203" // a number without a unit
+	CodeFraction       Code = "E1204" // a fraction of a byte
+	CodeNegative       Code = "E1205" // below 0
+	CodeTooBig         Code = "E1206" // does not fit into 63 bits, or too long to be a value
+	CodeBadPercent     Code = "E1207" // not between 0% and 100%
+	CodeBadList        Code = "E1208" // a per-GPU list that is wrong or names a GPU twice
+	CodeListPosition   Code = "E1209" // a position in a per-GPU list under Kubernetes
+	CodeListNoSuchGPU  Code = "E1210" // a listed GPU that the container does not have
+	CodeBelowContext   Code = "E1211" // memory.max smaller than a context
+	CodeAboveGPU       Code = "E1212" // more than the GPU has
+	CodeAboveCeiling   Code = "E1213" // more than node policy allows
+	CodeMinAboveMax    Code = "E1214" // memory.min > memory.max
+	CodeBadBool        Code = "E1215" // not true or false
+	CodeBadRequire     Code = "E1216" // not hard or reactive
+	CodeBadGPUSelector Code = "E1217" // the gpu key's value
+	CodeEnvRaises      Code = "E1218" // env above the node's default
+	CodeBadShare       Code = "E1219" // 1/N outside node policy, or N not sensible
+
+	CodeUnknownKey        Code = "E1301" // a key in our domain that we do not know
+	CodeDuplicateKey      Code = "E1302" // one value named twice
+	CodeBadConfigYAML     Code = "E1303" // gpufence.dev/config is not what it should be
+	CodeStatusKey         Code = "E1304" // status.* set by a user
+	CodeNotEnforced       Code = "E1305" // a key that this version does not enforce
+	CodeNotAccepted       Code = "E1306" // a key that node policy does not accept from this engine
+	CodeContainerKeyNoGPU Code = "E1307" // a container key on a container without a GPU
+	CodeKeyNoGPU          Code = "E1308" // outside Kubernetes: a key without a GPU
+	CodeContainerScope    Code = "E1309" // container.<name> where containers have no name
+	CodeAliasConflict     Code = "E1310" // two aliases disagree
+	CodeNotSettable       Code = "E1311" // gpufence set: a key that cannot change while the container runs
+
+	CodeNoLimit         Code = "E1401" // a container with a GPU and no limit, under deny
+	CodeUnavailable     Code = "E1402" // GPUMemoryUnavailable: memory.min more than is free
+	CodeGPUUnknown      Code = "E1403" // no trustworthy data on a GPU: no new starts
+	CodeNoSuchGPU       Code = "E1404" // a GPU that this node does not have
+	CodeMaxUnderCeiling Code = "E1405" // `max` where a ceiling is set
+	CodeLevelNotReached Code = "E1406" // require is above what the node's fences reach
+	CodeResizeFailed    Code = "E1407" // a shrink that did not end by its deadline
+	CodeNoSuchContainer Code = "E1408" // nothing is registered under that name
+	CodeAmbiguousName   Code = "E1409" // several are
+	CodeNotRunning      Code = "E1410" // the container has ended, or has not started
+	CodeNamespaceTotal  Code = "E1411" // the namespace's total of memory.min
+	CodeResizeBusy      Code = "E1412" // another resize of that container is pending
+
+	CodeUnreachable     Code = "E1501" // gpufenced does not answer
+	CodeBadAnswer       Code = "E1502" // gpufenced's answer cannot be understood
+	CodeBadPolicy       Code = "E1503" // config.toml is wrong
+	CodePolicyUnread    Code = "E1504" // config.toml cannot be read
+	CodePolicyUnbuilt   Code = "E1505" // config.toml asks for what this version does not enforce
+	CodeForbidden       Code = "E1506" // the caller may not
+	CodeBadRequest      Code = "E1507" // a request to gpufenced that cannot be understood
+	CodeNotPrepared     Code = "E1508" // register without prepare
+	CodeAlreadyRunning  Code = "E1509" // another gpufenced holds the run directory
+	CodeStateDamaged    Code = "E1510" // state below the run directory cannot be used
+	CodeNVMLUnavailable Code = "E1511" // NVML cannot be loaded or initialised
+
+	CodeCgroupRoot     Code = "E1601" // the container is in the root cgroup
+	CodeCgroupShared   Code = "E1602" // its cgroup holds other processes
+	CodeCgroupOwn      Code = "E1603" // its cgroup is ours or the runtime's
+	CodeCgroupDisabled Code = "E1604" // it has no cgroup that can be found
+	CodeProcessGone    Code = "E1605" // its first process is gone
+
+	CodeNoInjector     Code = "E1701" // nothing here can inject GPUs
+	CodeForeignPreload Code = "E1702" // HAMi's preload is in the container
+	CodePrivileged     Code = "E1703" // it could switch the fences off
+	CodeNoCDIDevice    Code = "E1704" // a CDI name that no specification has
+	CodeShimMissing    Code = "E1705" // libgpufence.so is not where it should be
+	CodePages          Code = "E1706" // the shared pages cannot be made
+	CodePreloadFile    Code = "E1707" // the image's /etc/ld.so.preload cannot be kept
+	CodeMountConflict  Code = "E1708" // something else is mounted where our files go
+)
