@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
 // connectRetry is the pause between two attempts to reach a socket that nobody serves yet;
@@ -152,7 +154,7 @@ func (c *Client) Events(ctx context.Context, since uint64, follow bool, emit fun
 		}
 		var ev Event
 		if err := json.Unmarshal(line, &ev); err != nil {
-			return Errorf(CodeBadAnswer, "gpufenced at %s sent an event that is not JSON: %v", c.socket, err)
+			return Errorf(quota.CodeBadAnswer, "gpufenced at %s sent an event that is not JSON: %v", c.socket, err)
 		}
 		if err := emit(ev); err != nil {
 			return err
@@ -182,10 +184,10 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		return &UnreachableError{Socket: c.socket, Err: fmt.Errorf("read answer: %w", err)}
 	}
 	if len(body) > MaxResponseBytes {
-		return Errorf(CodeBadAnswer, "gpufenced at %s sent more than %d bytes", c.socket, MaxResponseBytes)
+		return Errorf(quota.CodeBadAnswer, "gpufenced at %s sent more than %d bytes", c.socket, MaxResponseBytes)
 	}
 	if err := json.Unmarshal(body, out); err != nil {
-		return Errorf(CodeBadAnswer, "gpufenced at %s sent an answer that is not ours: %v", c.socket, err)
+		return Errorf(quota.CodeBadAnswer, "gpufenced at %s sent an answer that is not ours: %v", c.socket, err)
 	}
 	return nil
 }
@@ -227,11 +229,11 @@ func (c *Client) do(ctx context.Context, method, path string, in any) (*http.Res
 func readError(resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
-		return Errorf(CodeBadAnswer, "gpufenced answered %s, and its reason could not be read: %v", resp.Status, err)
+		return Errorf(quota.CodeBadAnswer, "gpufenced answered %s, and its reason could not be read: %v", resp.Status, err)
 	}
 	var e Error
 	if err := json.Unmarshal(body, &e); err != nil || e.Code == "" || e.Message == "" {
-		return Errorf(CodeBadAnswer, "gpufenced answered %s without a reason of ours", resp.Status)
+		return Errorf(quota.CodeBadAnswer, "gpufenced answered %s without a reason of ours", resp.Status)
 	}
 	return &e
 }

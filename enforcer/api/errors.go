@@ -5,34 +5,49 @@ package api
 import (
 	"errors"
 	"fmt"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
-// Codes of what can be wrong with a request itself; docs/errors.md explains each.
-const (
-	CodeUnreachable   = "E3001" // gpufenced does not answer on its socket
-	CodeBadRequest    = "E3002" // the body or a query parameter cannot be understood
-	CodeTooLarge      = "E3003" // the body exceeds MaxRequestBytes
-	CodeForbidden     = "E3004" // the peer may not do this
-	CodeNoSuchPath    = "E3005" // unknown path, or another version of the protocol
-	CodeNoSuchMethod  = "E3006" // the path exists, the method does not
-	CodeInternal      = "E3007" // a fault in gpufenced, with its cause
-	CodeNotFound      = "E3008" // no such container
-	CodeAmbiguous     = "E3009" // several containers fit the name
-	CodeBadAnswer     = "E3010" // the answer is not ours
-	CodeStillStarting = "E3011" // gpufenced has not finished its start, or is stopping
-)
-
-// Error is an answer of gpufenced in words: "gpufence: E1203 memory.max ...".
+// Error is the sentence with its code in front: `E1203 memory.max ...`.
 func (e *Error) Error() string {
 	if e.Code == "" {
-		return "gpufence: " + e.Message
+		return e.Message
 	}
-	return "gpufence: " + e.Code + " " + e.Message
+	return e.Code + " " + e.Message
+}
+
+// Is matches a [quota.Code].
+func (e *Error) Is(target error) bool {
+	c, ok := target.(quota.Code)
+	return ok && string(c) == e.Code
+}
+
+// As makes a [*quota.Error] of it, so that a caller treats a refusal of gpufenced like its own.
+func (e *Error) As(target any) bool {
+	q, ok := target.(**quota.Error)
+	if ok {
+		*q = &quota.Error{Code: quota.Code(e.Code), Message: e.Message}
+	}
+	return ok
 }
 
 // Errorf makes an [Error] with a code of docs/errors.md.
-func Errorf(code, format string, args ...any) *Error {
-	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+func Errorf(code quota.Code, format string, args ...any) *Error {
+	return &Error{Code: string(code), Message: fmt.Sprintf(format, args...)}
+}
+
+// ErrorOf makes an [Error] of any error: with its own code if it has one, else as a fault.
+func ErrorOf(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	var q *quota.Error
+	if errors.As(err, &q) {
+		return &Error{Code: string(q.Code), Message: q.Sentence()}
+	}
+	return Errorf(quota.CodeInternal, "gpufenced could not do it: %v", err)
 }
 
 // ErrUnreachable is what errors.Is finds in every error that says that gpufenced could not be
@@ -45,14 +60,33 @@ type UnreachableError struct {
 	Err    error
 }
 
+func (e *UnreachableError) sentence() string {
+	return fmt.Sprintf("gpufenced does not answer on %s (%v): start it with `systemctl start gpufenced`, or by hand with `gpufenced --socket %s`",
+		e.Socket, e.Err, e.Socket)
+}
+
 // Error is one sentence: where, why, how to mend.
 func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("gpufence: %s gpufenced does not answer on %s: start it with "+
-		"`systemctl start gpufenced` (or `gpufenced --socket %s`): %v", CodeUnreachable, e.Socket, e.Socket, e.Err)
+	return string(quota.CodeUnreachable) + " " + e.sentence()
 }
 
 // Unwrap gives the cause of the last attempt.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Is makes errors.Is(err, ErrUnreachable) true.
-func (e *UnreachableError) Is(target error) bool { return target == ErrUnreachable }
+// Is matches [ErrUnreachable] and [quota.CodeUnreachable].
+func (e *UnreachableError) Is(target error) bool {
+	return target == ErrUnreachable || target == error(quota.CodeUnreachable)
+}
+
+// As makes an [*Error] or a [*quota.Error] of it.
+func (e *UnreachableError) As(target any) bool {
+	switch t := target.(type) {
+	case **Error:
+		*t = &Error{Code: string(quota.CodeUnreachable), Message: e.sentence()}
+	case **quota.Error:
+		*t = &quota.Error{Code: quota.CodeUnreachable, Message: e.sentence()}
+	default:
+		return false
+	}
+	return true
+}

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
 // peer is who connected, by the kernel's word at the time of connect.
@@ -103,7 +105,7 @@ func peerGroups(fd int) ([]uint32, error) {
 func unescapeID(seg string) (string, error) {
 	id, err := url.PathUnescape(seg)
 	if err != nil || !utf8.ValidString(id) {
-		return "", Errorf(CodeBadRequest, "the container name %.100q in the path is not valid text", seg)
+		return "", Errorf(quota.CodeBadRequest, "the container name %.100q in the path is not valid text", seg)
 	}
 	return id, nil
 }

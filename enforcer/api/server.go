@@ -18,6 +18,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
 // Bounds of one exchange. A peer that stalls costs one goroutine for at most these.
@@ -31,7 +33,7 @@ const (
 )
 
 // Service is what gpufenced does behind the socket. Its errors are an [*Error], or reach the
-// caller as [CodeInternal] with their text.
+// caller as [ErrorOf] translates them.
 type Service interface {
 	Prepare(context.Context, PrepareRequest) (PrepareResponse, error)
 	Register(context.Context, RegisterRequest) (RegisterResponse, error)
@@ -181,7 +183,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if p := recover(); p != nil {
 			s.opts.Logf("panic in %s %s: %v\n%s", r.Method, r.URL.Path, p, debug.Stack())
 			// If the header is out already this only cuts the body short, which the client sees.
-			s.writeError(w, Errorf(CodeInternal, "gpufenced has a fault in %s; its log has the details", r.URL.Path))
+			s.writeError(w, Errorf(quota.CodeInternal, "gpufenced has a fault in %s; its log has the details", r.URL.Path))
 		}
 	}()
 	if err := s.serve(w, r); err != nil {
@@ -192,21 +194,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	peer, err := peerOf(r.Context())
 	if err != nil {
-		return Errorf(CodeForbidden, "the caller is not known, since its socket tells no credentials: %v", err)
+		return Errorf(quota.CodeForbidden, "the caller is not known, since its socket tells no credentials: %v", err)
 	}
 	if !peer.mayRead(s.opts.ReadGID) {
-		return Errorf(CodeForbidden, "uid %d may not ask gpufenced: run as root, or join the group gpufence to read", peer.UID)
+		return Errorf(quota.CodeForbidden, "uid %d may not ask gpufenced: run as root, or join the group gpufence to read", peer.UID)
 	}
 	rt, id, ok := match(r.URL.EscapedPath())
 	if !ok {
-		return Errorf(CodeNoSuchPath, "gpufenced %s has no path %.100q: it speaks /%s/..., so the caller may be of another version",
+		return withStatus(http.StatusNotFound, quota.CodeBadRequest, "gpufenced %s has no path %.100q: it speaks /%s/..., so the caller may be of another version",
 			BuildVersion, r.URL.Path, APIVersion)
 	}
 	if rt.method != r.Method {
-		return Errorf(CodeNoSuchMethod, "gpufenced does not take %.20s on %.100s: use %s", r.Method, r.URL.Path, rt.method)
+		return withStatus(http.StatusMethodNotAllowed, quota.CodeBadRequest, "gpufenced does not take %.20s on %.100s: use %s", r.Method, r.URL.Path, rt.method)
 	}
 	if rt.change && peer.UID != 0 {
-		return Errorf(CodeForbidden, "uid %d may only read: run as root to change something", peer.UID)
+		return Errorf(quota.CodeForbidden, "uid %d may only read: run as root to change something", peer.UID)
 	}
 	return rt.serve(s, w, r, id)
 }
@@ -265,7 +267,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 	if v := q.Get("since"); v != "" {
 		n, err := strconv.ParseUint(v, 10, 64)
 		if err != nil {
-			return Errorf(CodeBadRequest, "since=%.40q is not the number of an event: write a decimal number, 0 for all", v)
+			return Errorf(quota.CodeBadRequest, "since=%.40q is not the number of an event: write a decimal number, 0 for all", v)
 		}
 		since = n
 	}
@@ -275,7 +277,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 	case "1", "true":
 		follow = true
 	default:
-		return Errorf(CodeBadRequest, "follow=%.40q is neither 1 nor 0", v)
+		return Errorf(quota.CodeBadRequest, "follow=%.40q is neither 1 nor 0", v)
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -334,23 +336,23 @@ func KeepAlive() time.Duration { return keepAlive }
 func readJSON(w http.ResponseWriter, r *http.Request, out any) error {
 	rc := http.NewResponseController(w)
 	if err := rc.SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
-		return Errorf(CodeInternal, "the connection takes no deadline: %v", err)
+		return Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
 	if err != nil {
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
-			return Errorf(CodeTooLarge, "the body of %s exceeds %d bytes", r.URL.Path, MaxRequestBytes)
+			return withStatus(http.StatusRequestEntityTooLarge, quota.CodeBadRequest, "the body of %s exceeds %d bytes", r.URL.Path, MaxRequestBytes)
 		}
-		return Errorf(CodeBadRequest, "the body of %s ended early: %v", r.URL.Path, err)
+		return Errorf(quota.CodeBadRequest, "the body of %s ended early: %v", r.URL.Path, err)
 	}
 	// Without this the connection's reader would meet the deadline while the answer is still
 	// being worked out, and cancel the request.
 	if err := rc.SetReadDeadline(time.Time{}); err != nil {
-		return Errorf(CodeInternal, "the connection takes no deadline: %v", err)
+		return Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
 	}
 	if err := DecodeRequest(body, out); err != nil {
-		return Errorf(CodeBadRequest, "the body of %s is not a request: %v", r.URL.Path, err)
+		return Errorf(quota.CodeBadRequest, "the body of %s is not a request: %v", r.URL.Path, err)
 	}
 	return nil
 }
@@ -403,35 +405,43 @@ func (s *Server) writeJSON(w http.ResponseWriter, status int, v any) error {
 }
 
 func (s *Server) writeError(w http.ResponseWriter, err error) {
-	var e *Error
-	if !errors.As(err, &e) {
-		e = Errorf(CodeInternal, "gpufenced could not do it: %v", err)
-	}
-	if err := s.writeJSON(w, status(e.Code), e); err != nil {
+	e := ErrorOf(err)
+	if err := s.writeJSON(w, status(err, e.Code), e); err != nil {
 		s.opts.Logf("encode error answer: %v", err)
 	}
 }
 
-// status maps a code to HTTP, for people with curl; the client goes by the code. What is not
+// statusError is an [Error] whose HTTP status says more than its code.
+type statusError struct {
+	status int
+	err    *Error
+}
+
+func (e *statusError) Error() string { return e.err.Error() }
+func (e *statusError) Unwrap() error { return e.err }
+
+func withStatus(status int, code quota.Code, format string, args ...any) error {
+	return &statusError{status, Errorf(code, format, args...)}
+}
+
+// status maps an error to HTTP, for people with curl; the client goes by the code. What is not
 // about the request itself is a refusal: 422.
-func status(code string) int {
-	switch code {
-	case CodeBadRequest:
+func status(err error, code string) int {
+	var st *statusError
+	if errors.As(err, &st) {
+		return st.status
+	}
+	switch quota.Code(code) {
+	case quota.CodeBadRequest:
 		return http.StatusBadRequest
-	case CodeTooLarge:
-		return http.StatusRequestEntityTooLarge
-	case CodeForbidden:
+	case quota.CodeForbidden:
 		return http.StatusForbidden
-	case CodeNoSuchPath, CodeNotFound:
+	case quota.CodeNoSuchContainer:
 		return http.StatusNotFound
-	case CodeNoSuchMethod:
-		return http.StatusMethodNotAllowed
-	case CodeAmbiguous:
+	case quota.CodeAmbiguousName:
 		return http.StatusConflict
-	case CodeInternal:
+	case quota.CodeInternal:
 		return http.StatusInternalServerError
-	case CodeStillStarting:
-		return http.StatusServiceUnavailable
 	}
 	return http.StatusUnprocessableEntity
 }

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package journal keeps what happened on a node: one JSON line an event, numbered without gaps
+// or repeats over restarts, appended by a single write, rotated by size.
+//
+// It promises: an event that Append returned has a number greater than every earlier one; it is
+// in memory for readers even if the disk refused it; a line cut short by a crash or a full disk
+// costs that event only. Neither a slow reader nor an fsync holds Append up.
+//
+// Lock order: one lock, held over a write of one line and over a rotation, never over a read of
+// old files nor over fsync.
+package journal
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+)
+
+// FileName is the newest file in the folder; older ones have .1, .2, ... behind it.
+const FileName = "events.jsonl"
+
+// Options of [Open]; zero values mean the defaults.
+type Options struct {
+	MaxBytes int64            // a file that would exceed it is rotated; 16 MiB
+	Keep     int              // rotated files that stay; 4
+	Memory   int              // events kept in memory for readers; 4096
+	Now      func() time.Time // time.Now
+}
+
+// Journal is safe for concurrent use.
+type Journal struct {
+	dir  string
+	opts Options
+
+	mu     sync.Mutex
+	file   *os.File
+	size   int64
+	torn   bool        // the last write ended within a line
+	last   uint64      // number of the newest event
+	recent []api.Event // oldest first, at most opts.Memory
+	news   chan struct{}
+}
+
+// Open continues the journal in the folder, which it makes if need be.
+func Open(dir string, opts Options) (*Journal, error) {
+	if opts.MaxBytes <= 0 {
+		opts.MaxBytes = 16 << 20
+	}
+	if opts.Keep <= 0 {
+		opts.Keep = 4
+	}
+	if opts.Memory <= 0 {
+		opts.Memory = 4096
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make journal folder: %w", err)
+	}
+	j := &Journal{dir: dir, opts: opts, news: make(chan struct{})}
+	// Oldest first, so that what stays in memory is the newest.
+	for i := opts.Keep; i >= 0; i-- {
+		f, err := os.Open(j.path(i))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read journal: %w", err)
+		}
+		err = scan(f, func(ev api.Event) bool {
+			if ev.Seq > j.last {
+				j.last = ev.Seq
+				j.remember(ev)
+			}
+			return true
+		})
+		_ = f.Close() // only read
+		if err != nil {
+			return nil, fmt.Errorf("read journal %s: %w", f.Name(), err)
+		}
+	}
+	if err := j.openFile(); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *Journal) path(i int) string {
+	p := filepath.Join(j.dir, FileName)
+	if i > 0 {
+		p += "." + strconv.Itoa(i)
+	}
+	return p
+}
+
+// openFile opens the newest file for appending and finds out whether it ends within a line.
+func (j *Journal) openFile() error {
+	f, err := os.OpenFile(j.path(0), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open journal: %w", err)
+	}
+	fi, err := f.Stat()
+	if err == nil && fi.Size() > 0 {
+		var b [1]byte
+		_, err = f.ReadAt(b[:], fi.Size()-1)
+		j.torn = b[0] != '\n'
+	}
+	if err != nil {
+		_ = f.Close() // the first error is the one to tell
+		return fmt.Errorf("look at end of journal: %w", err)
+	}
+	j.file, j.size = f, fi.Size()
+	return nil
+}
+
+func (j *Journal) remember(ev api.Event) {
+	if len(j.recent) == j.opts.Memory {
+		copy(j.recent, j.recent[1:])
+		j.recent[len(j.recent)-1] = ev
+		return
+	}
+	j.recent = append(j.recent, ev)
+}
+
+// Append numbers and dates the event, writes it, and returns it as written. On an error the
+// event is still in memory and reaches readers; only the file lacks it.
+func (j *Journal) Append(ev api.Event) (api.Event, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.last++
+	ev.Seq = j.last
+	if ev.Time.IsZero() {
+		ev.Time = j.opts.Now().UTC()
+	}
+	j.remember(ev)
+	close(j.news)
+	j.news = make(chan struct{})
+
+	line, err := json.Marshal(ev)
+	if err != nil {
+		return ev, fmt.Errorf("encode event: %w", err)
+	}
+	line = append(line, '\n')
+	if j.file == nil {
+		return ev, errors.New("write event: journal is closed")
+	}
+	if j.size > 0 && j.size+int64(len(line)) > j.opts.MaxBytes {
+		if err := j.rotate(); err != nil {
+			// A file that grows too long is better than an event that is lost.
+			_, werr := j.write(line)
+			return ev, errors.Join(err, werr)
+		}
+	}
+	_, err = j.write(line)
+	return ev, err
+}
+
+func (j *Journal) write(line []byte) (int, error) {
+	if j.torn {
+		line = append([]byte{'\n'}, line...)
+	}
+	n, err := j.file.Write(line)
+	j.size += int64(n)
+	if n > 0 {
+		j.torn = n < len(line)
+	}
+	if err != nil {
+		return n, fmt.Errorf("write event: %w", err)
+	}
+	return n, nil
+}
+
+func (j *Journal) rotate() error {
+	if err := os.Remove(j.path(j.opts.Keep)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("rotate journal: %w", err)
+	}
+	for i := j.opts.Keep - 1; i >= 0; i-- {
+		if err := os.Rename(j.path(i), j.path(i+1)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("rotate journal: %w", err)
+		}
+	}
+	old := j.file
+	if err := j.openFile(); err != nil {
+		return err // j.file is still the old one, under its new name
+	}
+	if err := old.Close(); err != nil {
+		return fmt.Errorf("close rotated journal: %w", err)
+	}
+	return nil
+}
+
+// Sync brings what was appended to the disk.
+func (j *Journal) Sync() error {
+	j.mu.Lock()
+	f := j.file
+	j.mu.Unlock()
+	if f == nil {
+		return errors.New("sync journal: it is closed")
+	}
+	if err := f.Sync(); err != nil && !errors.Is(err, os.ErrClosed) { // rotated meanwhile
+		return fmt.Errorf("sync journal: %w", err)
+	}
+	return nil
+}
+
+// Last is the number of the newest event.
+func (j *Journal) Last() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.last
+}
+
+// Since calls emit for each event newer than seq, oldest first, as far as it is kept.
+func (j *Journal) Since(seq uint64, emit func(api.Event) error) error {
+	j.mu.Lock()
+	recent := append([]api.Event(nil), j.recent...)
+	var old []*os.File
+	defer func() {
+		for _, f := range old {
+			_ = f.Close() // only read
+		}
+	}()
+	first := j.last + 1
+	if len(recent) > 0 {
+		first = recent[0].Seq
+	}
+	if first > seq+1 && first > 1 {
+		for i := j.opts.Keep; i >= 0; i-- {
+			f, err := os.Open(j.path(i))
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				j.mu.Unlock()
+				return fmt.Errorf("read journal: %w", err)
+			}
+			old = append(old, f)
+		}
+	}
+	j.mu.Unlock()
+
+	for _, f := range old {
+		var emitErr error
+		err := scan(f, func(ev api.Event) bool {
+			if ev.Seq <= seq {
+				return true
+			}
+			if ev.Seq >= first {
+				return false
+			}
+			seq = ev.Seq
+			emitErr = emit(ev)
+			return emitErr == nil
+		})
+		if err := errors.Join(emitErr, err); err != nil {
+			return err
+		}
+	}
+	for _, ev := range recent {
+		if ev.Seq <= seq {
+			continue
+		}
+		if err := emit(ev); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Wait returns when an event newer than seq exists, or the context has ended.
+func (j *Journal) Wait(ctx context.Context, seq uint64) error {
+	for {
+		j.mu.Lock()
+		last, news := j.last, j.news
+		j.mu.Unlock()
+		if last > seq {
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Close ends writing; reading goes on.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.file == nil {
+		return nil
+	}
+	f := j.file
+	j.file = nil
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("close journal: %w", err)
+	}
+	return nil
+}
+
+// scan calls f for each line that is an event until f returns false. Other lines (cut short by
+// a crash, written by a later version in another form) are passed over: the journal is for
+// people and must open whatever happened to it.
+func scan(r io.Reader, f func(api.Event) bool) error {
+	br := bufio.NewReaderSize(r, 64<<10)
+	for {
+		line, err := readLine(br)
+		if ev, ok := parseLine(line); ok && !f(ev) {
+			return nil
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// readLine reads up to a newline; of a line longer than any event only the end is dropped.
+func readLine(br *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := br.ReadSlice('\n')
+		if len(line) <= api.MaxEventBytes {
+			line = append(line, part...)
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+	}
+}
+
+func parseLine(line []byte) (api.Event, bool) {
+	line = bytes.TrimSpace(line)
+	var ev api.Event
+	if len(line) == 0 || json.Unmarshal(line, &ev) != nil || ev.Seq == 0 || ev.Seq > 1<<62 {
+		return api.Event{}, false
+	}
+	return ev, true
+}
