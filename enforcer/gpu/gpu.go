@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpu asks NVML, and keeps apart what it knows from what it does not.
+//
+// What it promises:
+//   - "Not available" is unknown: neither 0 nor 16 EiB. So is a size above the device's.
+//   - A sample says which of the three process lists failed, when its NVML calls began and how
+//     long they took; nobody may decide on an incomplete one.
+//   - A call that hangs degrades its own GPU only: [Sampler.Sample] returns at its deadline, and
+//     refuses until the call is back, so that hung calls do not pile up.
+//
+// Everything behind [Library] and [Device] may block in the driver for as long as it likes; call
+// it through a [Sampler] wherever somebody waits.
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+var (
+	// ErrHung says that an NVML call did not return in time.
+	ErrHung = errors.New("NVML call hangs")
+	// ErrLost says that the GPU fell off the bus or vanished from NVML.
+	ErrLost = errors.New("GPU is lost")
+	// ErrNotAvailable says that NVML does not have the number on this GPU.
+	ErrNotAvailable = errors.New("NVML does not say")
+	// ErrNoLibrary says that NVML's library cannot be loaded.
+	ErrNoLibrary = errors.New("NVML library not found")
+)
+
+// CallError is an NVML call that failed.
+type CallError struct {
+	Call string // nvmlDeviceGetMemoryInfo_v2
+	Code int    // nvmlReturn_t
+	Text string // nvmlErrorString
+	kind error
+}
+
+func (e *CallError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, e.Code) }
+
+// Unwrap gives the sentinel of the code, if it has one.
+func (e *CallError) Unwrap() error { return e.kind }
+
+// Library is NVML.
+type Library interface {
+	Init() error
+	Shutdown() error
+	Driver() (string, error)
+	// Devices lists the GPUs in NVML's order.
+	Devices() ([]Device, error)
+}
+
+// Device is one GPU.
+type Device interface {
+	// Info is what does not change while the GPU is there; it was read when the device was
+	// listed.
+	Info() Info
+	Memory() (Memory, error)
+	// Processes answers one list.
+	Processes(List) ([]Process, error)
+}
+
+// List is one of NVML's process lists.
+type List string
+
+// The lists; a sample merges all of them.
+const (
+	ListCompute  List = "compute"
+	ListGraphics List = "graphics"
+	ListMPS      List = "mps"
+)
+
+// Lists are all of them, in the order in which they are asked.
+var Lists = [...]List{ListCompute, ListGraphics, ListMPS}
+
+// Info is a GPU's fixed part.
+type Info struct {
+	UUID       string
+	Index      int // NVML's; for people
+	Minor      int // of /dev/nvidiaN
+	Name       string
+	PCI        string
+	TotalBytes uint64
+	// ReservedBytes is what the driver keeps for itself.
+	ReservedBytes uint64
+	MIG           bool // MIG mode is on: the processes are in its instances
+}
+
+// Memory is the device's own account.
+type Memory struct {
+	TotalBytes    uint64
+	UsedBytes     uint64 // without what the driver reserves, where NVML keeps them apart
+	FreeBytes     uint64
+	ReservedBytes uint64 // 0 where only the old call answers
+}
+
+// Process is a row of a list. Known is false where NVML does not say the size.
+type Process struct {
+	PID   int
+	Bytes uint64
+	Known bool
+}
+
+// Sample is what one GPU said at one time.
+type Sample struct {
+	UUID  string
+	Began time.Duration // CLOCK_MONOTONIC right before the first NVML call
+	Took  time.Duration
+	Wall  time.Time // for people
+
+	// Processes are merged over the lists by pid, by rising pid. A pid in several lists, or
+	// twice in one, counts with its greatest size.
+	Processes []Process
+	// Failed are the lists that were not answered. Empty: Processes is everything.
+	Failed map[List]error
+
+	Memory    Memory
+	MemoryErr error
+
+	// Err is set when nothing was answered: hung, lost.
+	Err error
+}
+
+// Complete says whether every process list was answered.
+func (s *Sample) Complete() bool { return s.Err == nil && len(s.Failed) == 0 }
+
+// Why says in a few words what is missing, "" when nothing is.
+func (s *Sample) Why() string { return "" }
+
+// Reserve is node policy on what a GPU cannot hand out.
+type Reserve struct {
+	Bytes uint64  // 256 MiB
+	Share float64 // 0.03; the greater of the two counts
+}
+
+// Quota describes a GPU as limits are computed against it. contextBytes is policy's override,
+// 0 for [ContextBytes] of its model.
+func Quota(i Info, r Reserve, contextBytes uint64) quota.GPU { panic("soon") }
+
+// ContextBytes is an upper bound of what one CUDA context takes on a model of GPU.
+func ContextBytes(model string) uint64 { panic("soon") }
+
+// Select finds the GPUs that selectors name, in their order, each once: UUIDs, indices, "all",
+// "/dev/nvidiaN" (by minor number), "/dev/simgpu/gpuN", CDI names. Control nodes (/dev/nvidiactl,
+// /dev/nvidia-uvm, ...), "", "none" and "void" name no GPU. Unknown ones are a [SelectorError].
+func Select(gpus []Info, selectors []string) ([]Info, error) { panic("soon") }
+
+// SelectorError is a selector that names no GPU of this node.
+type SelectorError struct {
+	Selector string
+	Have     []string // what the node has
+}
+
+func (e *SelectorError) Error() string { return "" }
