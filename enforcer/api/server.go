@@ -53,6 +53,8 @@ type Service interface {
 type ServerOptions struct {
 	// ReadGID may read; negative: only root may.
 	ReadGID int
+	// ReadTimeout bounds how long a peer may take for its header and for its body; 10 s.
+	ReadTimeout time.Duration
 	// Logf hears of faults: a panic, an answer that could not be written.
 	Logf func(format string, args ...any)
 }
@@ -69,10 +71,13 @@ func NewServer(svc Service, opts ServerOptions) *Server {
 	if opts.Logf == nil {
 		opts.Logf = func(string, ...any) {}
 	}
+	if opts.ReadTimeout <= 0 {
+		opts.ReadTimeout = readTimeout
+	}
 	s := &Server{svc: svc, opts: opts}
 	s.http = &http.Server{
 		Handler:           s,
-		ReadHeaderTimeout: readTimeout,
+		ReadHeaderTimeout: opts.ReadTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    16 << 10,
 		ConnContext:       withPeer,
@@ -228,7 +233,7 @@ func get[Resp any](f func(Service, context.Context) (Resp, error)) func(*Server,
 func post[Req, Resp any](f func(Service, context.Context, Req) (Resp, error)) func(*Server, http.ResponseWriter, *http.Request, string) error {
 	return func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
 		var req Req
-		if err := readJSON(w, r, &req); err != nil {
+		if err := s.readJSON(w, r, &req); err != nil {
 			return err
 		}
 		resp, err := f(s.svc, r.Context(), req)
@@ -333,9 +338,9 @@ func KeepAlive() time.Duration { return keepAlive }
 
 // readJSON reads a body that must be exactly one JSON object. Unknown fields are ignored (the
 // two sides may differ by a version); everything else that does not fit is one sentence.
-func readJSON(w http.ResponseWriter, r *http.Request, out any) error {
+func (s *Server) readJSON(w http.ResponseWriter, r *http.Request, out any) error {
 	rc := http.NewResponseController(w)
-	if err := rc.SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
+	if err := rc.SetReadDeadline(time.Now().Add(s.opts.ReadTimeout)); err != nil {
 		return Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
