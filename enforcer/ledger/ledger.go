@@ -2,37 +2,411 @@
 
 package ledger
 
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+var errEOF = io.EOF
+
+// snapshotTries is how often a ledger is read before it counts as broken: pread does not promise
+// that a word which changes meanwhile arrives whole, a page that somebody broke stays broken.
+const snapshotTries = 3
+
 // Ledger is one pod's ledger, as gpufenced sees it.
-type Ledger struct{}
+type Ledger struct {
+	path  string
+	slots int
+	size  int64
+
+	mu   sync.Mutex // OFD locks do not tell our own goroutines apart
+	file *os.File
+	high int // slots read so far; only grows
+}
+
+func createLedger(path string, slots int, plain bool) (err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("create ledger: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	// Every user of the pod's containers writes here; chmod, since open's mode is cut by umask.
+	if err := f.Chmod(0o666); err != nil {
+		return fmt.Errorf("create ledger: %w", err)
+	}
+	if err := allocate(f, ledgerBytes(slots), plain); err != nil {
+		return fmt.Errorf("create ledger: %w", err)
+	}
+	head := make([]byte, headerBytes)
+	le := binary.LittleEndian
+	le.PutUint64(head[headerMagic:], LedgerMagic)
+	le.PutUint16(head[headerMajor:], ABIMajor)
+	le.PutUint16(head[headerMinor:], ABIMinor)
+	le.PutUint32(head[headerHeaderBytes:], ledgerHeaderBytes)
+	le.PutUint64(head[headerTotalBytes:], uint64(ledgerBytes(slots)))
+	le.PutUint32(head[headerSlotCount:], uint32(slots))
+	le.PutUint32(head[headerSlotBytes:], slotBytes)
+	le.PutUint32(head[headerGPUCountMax:], GPUs)
+	if _, err := f.WriteAt(head, 0); err != nil {
+		return fmt.Errorf("create ledger: %w", err)
+	}
+	return nil
+}
+
+func openLedger(path string, slots int) (*Ledger, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open ledger: %w", err)
+	}
+	return &Ledger{path: path, slots: slots, size: ledgerBytes(slots), file: f}, nil
+}
+
+func (l *Ledger) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return nil
+	}
+	err := l.file.Close()
+	l.file = nil
+	return err
+}
+
+// Slots is how many slots it has, the overflow slot not counted.
+func (l *Ledger) Slots() int { return l.slots }
 
 // Snapshot reads and checks it. A broken one is [ErrBroken].
-func (l *Ledger) Snapshot() (*Snapshot, error) { panic("soon") }
+func (l *Ledger) Snapshot() (*Snapshot, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return nil, fmt.Errorf("read ledger %s: %w", l.path, fs.ErrClosed)
+	}
+	var err error
+	for range snapshotTries {
+		var s *Snapshot
+		if s, err = l.read(); err == nil || !errors.Is(err, ErrBroken) {
+			return s, err
+		}
+	}
+	return nil, err
+}
+
+func (l *Ledger) read() (*Snapshot, error) {
+	info, err := l.file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read ledger: %w", err)
+	}
+	if info.Size() != l.size {
+		return nil, &BrokenError{Path: l.path, Why: fmt.Sprintf("it has %d bytes, not %d", info.Size(), l.size)}
+	}
+	head := make([]byte, headerBytes)
+	if err := l.pread(head, 0); err != nil {
+		return nil, err
+	}
+	// The hint saves reading 500 empty slots. It is the pod's to write, so it may only make us
+	// read more than before, up to all.
+	if hint := binary.LittleEndian.Uint64(head[headerHighSlot:]); hint > uint64(l.high) {
+		l.high = int(min(hint, uint64(l.slots)))
+	}
+	slots := make([]byte, l.high*slotBytes)
+	if err := l.pread(slots, ledgerHeaderBytes); err != nil {
+		return nil, err
+	}
+	overflow := make([]byte, slotBytes)
+	if err := l.pread(overflow, slotOffset(l.slots)); err != nil {
+		return nil, err
+	}
+	s, why := parseLedger(head, slots, overflow, l.slots)
+	if why != "" {
+		return nil, &BrokenError{Path: l.path, Why: why}
+	}
+	return s, nil
+}
+
+func (l *Ledger) pread(b []byte, offset int64) error {
+	if len(b) == 0 {
+		return nil
+	}
+	n, err := l.file.ReadAt(b, offset)
+	if n == len(b) {
+		return nil
+	}
+	if err == nil || errors.Is(err, errEOF) {
+		return &BrokenError{Path: l.path, Why: fmt.Sprintf("short read: %d of %d bytes at %d", n, len(b), offset)}
+	}
+	return fmt.Errorf("read ledger: %w", err)
+}
+
+// parseLedger judges private copies: the header, the first slots, and the overflow slot of a
+// ledger of so many slots. why is not empty if a rule is broken.
+func parseLedger(head, slots, overflow []byte, slotCount int) (s *Snapshot, why string) {
+	le := binary.LittleEndian
+	if len(head) < headerBytes || len(slots)%slotBytes != 0 || len(slots) > slotCount*slotBytes || len(overflow) != slotBytes {
+		return nil, "short read"
+	}
+	for _, f := range []struct {
+		name      string
+		got, want uint64
+	}{
+		{"magic", le.Uint64(head[headerMagic:]), LedgerMagic},
+		{"abi_major", uint64(le.Uint16(head[headerMajor:])), ABIMajor},
+		{"header_bytes", uint64(le.Uint32(head[headerHeaderBytes:])), ledgerHeaderBytes},
+		{"total_bytes", le.Uint64(head[headerTotalBytes:]), uint64(ledgerBytes(slotCount))},
+		{"slot_count", uint64(le.Uint32(head[headerSlotCount:])), uint64(slotCount)},
+		{"slot_bytes", uint64(le.Uint32(head[headerSlotBytes:])), slotBytes},
+		{"gpu_count_max", uint64(le.Uint32(head[headerGPUCountMax:])), GPUs},
+	} {
+		if f.got != f.want {
+			return nil, fmt.Sprintf("%s is %#x, not %#x", f.name, f.got, f.want)
+		}
+	}
+	s = &Snapshot{ReclaimRequest: le.Uint64(head[headerReclaimRequest:])}
+	for i := 0; i < len(slots)/slotBytes; i++ {
+		b := slots[i*slotBytes : (i+1)*slotBytes]
+		owner := unpackOwner(le.Uint64(b[slotOwner:]))
+		switch owner.State {
+		case SlotFree:
+			continue
+		case SlotLive, SlotDying:
+		default:
+			return nil, fmt.Sprintf("slot %d is in state %d", i, owner.State)
+		}
+		if owner.PID == 0 {
+			return nil, fmt.Sprintf("slot %d is %s without an owner", i, owner.State)
+		}
+		slot, why := parseSlot(b, i)
+		if why != "" {
+			return nil, why
+		}
+		s.Slots = append(s.Slots, slot)
+	}
+	if s.Overflow, why = parseSlot(overflow, slotCount); why != "" {
+		return nil, why
+	}
+	return s, ""
+}
+
+func parseSlot(b []byte, index int) (s Slot, why string) {
+	le := binary.LittleEndian
+	s = Slot{
+		Index:          index,
+		Owner:          unpackOwner(le.Uint64(b[slotOwner:])),
+		PIDNSInode:     le.Uint64(b[slotPidnsInode:]),
+		StartTicks:     le.Uint64(b[slotStartTicks:]),
+		ContainerIndex: le.Uint32(b[slotContainerIndex:]),
+		ShimABI:        le.Uint32(b[slotShimABI:]),
+		Allocs:         le.Uint64(b[slotAllocs:]),
+		Frees:          le.Uint64(b[slotFrees:]),
+	}
+	for i := range s.GPU {
+		g := &s.GPU[i]
+		e := b[slotGPU+i*slotGPUBytes:]
+		for _, c := range []struct {
+			name   string
+			offset int
+			to     *uint64
+		}{{"device", slotGPUDevice, &g.DeviceBytes}, {"managed", slotGPUManaged, &g.ManagedBytes}, {"swap", slotGPUSwap, &g.SwapBytes}} {
+			w := le.Uint64(e[c.offset:])
+			if uint32(w>>unitsBits) != s.Generation {
+				continue
+			}
+			units := w & unitsMask
+			// The upper half of the range is a counter that went below 0: 2 PiB fit no GPU, also
+			// not while several threads announce at once.
+			if units > unitsMask/2 {
+				return Slot{}, fmt.Sprintf("slot %d gpu %d: %s counts %d units", index, i, c.name, units)
+			}
+			*c.to = units * UnitBytes
+		}
+		for p := range g.Peak {
+			w := le.Uint64(e[slotGPUPeak+8*p:])
+			if units := w & unitsMask; units <= unitsMask/2 {
+				g.Peak[p] = Peak{Sample: uint32(w >> unitsBits), Bytes: units * UnitBytes}
+			}
+		}
+		g.Events = SlotEvents{
+			Max:    le.Uint64(e[slotGPUEventsMax:]),
+			Device: le.Uint64(e[slotGPUEventsDevice:]),
+			High:   le.Uint64(e[slotGPUEventsHigh:]),
+		}
+	}
+	return s, ""
+}
+
+func (l *Ledger) check(slot int) error {
+	if slot < 0 || slot >= l.slots {
+		return fmt.Errorf("slot %d of %s is not between 0 and %d", slot, l.path, l.slots-1)
+	}
+	if l.file == nil {
+		return fmt.Errorf("slot %d of %s: %w", slot, l.path, fs.ErrClosed)
+	}
+	return nil
+}
+
+func (l *Ledger) flock(slot int, typ int16) unix.Flock_t {
+	return unix.Flock_t{Type: typ, Whence: io.SeekStart, Start: slotOffset(slot), Len: slotBytes}
+}
+
+// tryLock takes a slot's lock exclusively if nobody has it.
+func (l *Ledger) tryLock(slot int) (bool, error) {
+	lk := l.flock(slot, unix.F_WRLCK)
+	switch err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &lk); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
+		return false, nil
+	default:
+		return false, fmt.Errorf("lock slot %d of %s: %w", slot, l.path, err)
+	}
+}
+
+func (l *Ledger) unlock(slot int) error {
+	lk := l.flock(slot, unix.F_UNLCK)
+	if err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &lk); err != nil {
+		return fmt.Errorf("unlock slot %d of %s: %w", slot, l.path, err)
+	}
+	return nil
+}
 
 // LockFree says whether nobody holds a slot's lock: a live slot's owner is gone then (it
 // exited, or exec closed its file).
-func (l *Ledger) LockFree(slot int) (bool, error) { panic("soon") }
+func (l *Ledger) LockFree(slot int) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(slot); err != nil {
+		return false, err
+	}
+	lk := l.flock(slot, unix.F_WRLCK)
+	if err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_GETLK, &lk); err != nil {
+		return false, fmt.Errorf("probe lock of slot %d of %s: %w", slot, l.path, err)
+	}
+	return lk.Type == unix.F_UNLCK, nil
+}
+
+// withSlot maps a slot's pages for the time of f; base is the slot's offset in the mapping. The
+// mapping is short so that gpufenced holds none that a container can cut.
+func (l *Ledger) withSlot(slot int, f func(m *mapping, base int) error) (err error) {
+	from := slotOffset(slot) &^ (pageBytes - 1)
+	to := slotOffset(slot) + slotBytes
+	m, err := mapShared(l.file, from, int(to-from))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.unmap()) }()
+	return m.guarded(func() error { return f(m, int(slotOffset(slot)-from)) })
+}
+
+// change swaps a slot's owner word if it is of that generation and in one of the states.
+func change(m *mapping, base int, generation uint32, from []SlotState, to func(Owner) Owner) error {
+	for {
+		word := m.load(base + slotOwner)
+		owner := unpackOwner(word)
+		match := false
+		for _, s := range from {
+			match = match || owner.State == s
+		}
+		if !match || owner.Generation != generation {
+			return fmt.Errorf("it is %s in generation %d, not in %d: %w", owner.State, owner.Generation, generation, ErrMoved)
+		}
+		if m.swap(base+slotOwner, word, to(owner).pack()) {
+			return nil
+		}
+		// Lost a race: judged again. Only a hostile owner can go on like this, so a bound:
+		// the generation or state moves with every legal change.
+		if again := unpackOwner(m.load(base + slotOwner)); again.Generation == owner.Generation && again.State == owner.State {
+			return fmt.Errorf("its owner word moves: %w", ErrMoved)
+		}
+	}
+}
 
 // MarkDying takes a live slot of that generation out of the reserves' sums.
-func (l *Ledger) MarkDying(slot int, generation uint32) error { panic("soon") }
+func (l *Ledger) MarkDying(slot int, generation uint32) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(slot); err != nil {
+		return fmt.Errorf("mark dying: %w", err)
+	}
+	err := l.withSlot(slot, func(m *mapping, base int) error {
+		return change(m, base, generation, []SlotState{SlotLive}, func(o Owner) Owner {
+			o.State = SlotDying
+			return o
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("mark slot %d of %s dying: %w", slot, l.path, err)
+	}
+	return nil
+}
 
 // Reclaim frees a slot of that generation. Unless the owner is known to have exited, its lock
 // must be free ([ErrBusy]): a child that inherited the file by fork may keep the lock of a
-// parent that is gone.
-func (l *Ledger) Reclaim(slot int, generation uint32, exited bool) error { panic("soon") }
+// parent that is gone, and cannot claim anything by it.
+func (l *Ledger) Reclaim(slot int, generation uint32, exited bool) (err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(slot); err != nil {
+		return fmt.Errorf("reclaim: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("reclaim slot %d of %s: %w", slot, l.path, err)
+		}
+	}()
+	locked, err := l.tryLock(slot)
+	if err != nil {
+		return err
+	}
+	if !locked && !exited {
+		return ErrBusy
+	}
+	if locked {
+		defer func() { err = errors.Join(err, l.unlock(slot)) }()
+	}
+	return l.withSlot(slot, func(m *mapping, base int) error {
+		owner := unpackOwner(m.load(base + slotOwner))
+		// Nobody claims a slot whose lock we have, so it can be wiped for its next owner.
+		if locked && owner.Generation == generation && owner.State != SlotFree {
+			for i := 8; i < slotBytes; i += 8 {
+				m.store(base+i, 0)
+			}
+		}
+		return change(m, base, generation, []SlotState{SlotLive, SlotDying}, func(o Owner) Owner {
+			return Owner{Generation: nextGeneration(o.Generation), State: SlotFree}
+		})
+	})
+}
 
-// ClearOverflow sets the overflow slot to 0 if nobody uses it, and says whether it did.
-func (l *Ledger) ClearOverflow() (bool, error) { panic("soon") }
-
-// Totals turns the event counters of slots, which come and go with processes, into counters of
-// containers that only grow. It is saved as JSON and restored after a restart.
-type Totals struct{}
-
-// Observe folds a snapshot in; call it for each one, and once more right before a slot is
-// reclaimed. container says whose a slot is, "" for nobody's.
-func (t *Totals) Observe(s *Snapshot, container func(slot *Slot) string) {}
-
-// Of is what a container's processes reported on one GPU of the pod so far.
-func (t *Totals) Of(container string, gpu int) SlotEvents { return SlotEvents{} }
-
-// Forget drops a container that has ended.
-func (t *Totals) Forget(container string) {}
+// ClearOverflow sets the overflow slot to 0 if it counts something and nobody uses it, and says
+// whether it did. Fold its events in first.
+func (l *Ledger) ClearOverflow() (cleared bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return false, fmt.Errorf("clear overflow slot of %s: %w", l.path, fs.ErrClosed)
+	}
+	zero := make([]byte, slotBytes)
+	now := make([]byte, slotBytes)
+	if err := l.pread(now, slotOffset(l.slots)); err != nil {
+		return false, err
+	}
+	if string(now) == string(zero) {
+		return false, nil
+	}
+	locked, err := l.tryLock(l.slots)
+	if err != nil || !locked {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, l.unlock(l.slots)) }()
+	if _, err := l.file.WriteAt(zero, slotOffset(l.slots)); err != nil {
+		return false, fmt.Errorf("clear overflow slot: %w", err)
+	}
+	return true, nil
+}
