@@ -34,7 +34,7 @@
 #define SIMGPU_GPUS_MAX 64u
 #define SIMGPU_PROCS_MAX 950u                /* as many as the real driver lists */
 
-/* Bits of an allocation's size that the driver adds; see docs/simulated-gpu.md. */
+/* How sizes are rounded; see docs/simulated-gpu.md. */
 #define SIMGPU_PAGE_BYTES UINT64_C(2097152)      /* granule of device memory */
 #define SIMGPU_SMALL_BYTES UINT64_C(1048576)     /* up to here allocations share pages */
 #define SIMGPU_ALIGN_BYTES UINT64_C(512)         /* granule inside a shared page, and of a pitch */
@@ -44,7 +44,8 @@
 enum simgpu_gpu_op {
 	/* payload: struct simgpu_device */
 	SIMGPU_OP_INFO = 1,
-	/* -> val[0] context handle (never 0), val[1] bytes taken */
+	/* arg[0] enum simgpu_list in which NVML shows the process
+	 * -> val[0] context handle (never 0), val[1] bytes taken */
 	SIMGPU_OP_CTX_CREATE = 2,
 	/* arg[0] context: frees what was allocated in it -> val[0] bytes given back */
 	SIMGPU_OP_CTX_DESTROY = 3,
@@ -90,7 +91,7 @@ enum simgpu_kind {
 	SIMGPU_KIND_MANAGED = 2,  /* on the device as far as there is room, in no process's list */
 };
 
-/* simgpu_req.arg[1] of SIMGPU_OP_NVML_PROCS */
+/* simgpu_req.arg[1] of SIMGPU_OP_NVML_PROCS, arg[0] of SIMGPU_OP_CTX_CREATE */
 enum simgpu_list {
 	SIMGPU_LIST_COMPUTE = 0,
 	SIMGPU_LIST_GRAPHICS = 1,

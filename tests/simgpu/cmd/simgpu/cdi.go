@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpufence/gpufence/tests/simgpu/server"
+	"github.com/gpufence/gpufence/tests/simgpu/wire"
+)
+
+// cdiKind is what the simulated GPUs are called, as in gpufence.dev/simgpu=0.
+const cdiKind = "gpufence.dev/simgpu"
+
+// containerLibs are the folders where the dynamic loaders of Debian's and Red Hat's families
+// look without being told; the one that an image does not have is made for the mount.
+var containerLibs = []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib64"}
+
+func cdiCommand(dir *string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "cdi --lib-dir DIR", Short: "Write a CDI specification for the simulated GPUs", Args: cobra.NoArgs,
+		Long: "Write a CDI specification, kind " + cdiKind + ", whose devices are \"0\", \"1\", ..., the UUIDs, and \"all\".\n" +
+			"A device's edits mount its socket under " + wire.DirDefault + "; every device mounts the control socket\n" +
+			"and the two libraries.",
+	}
+	libs := cmd.Flags().String("lib-dir", "", "folder of the simulated libcuda.so.1 and libnvidia-ml.so.1")
+	out := cmd.Flags().String("out", "-", "file to write, such as /etc/cdi/simgpu.json")
+	cobra.CheckErr(cmd.MarkFlagRequired("lib-dir"))
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		st, err := server.NewClient(*dir).State(cmd.Context())
+		if err != nil {
+			return err
+		}
+		spec, err := cdiSpec(st, *dir, *libs)
+		if err != nil {
+			return err
+		}
+		if *out == "-" {
+			return writeJSON(cmd.OutOrStdout(), spec)
+		}
+		return writeCDI(*out, spec)
+	}
+	return cmd
+}
+
+// writeCDI puts spec at path by renaming, since engines watch the folder.
+func writeCDI(path string, spec *cdispec.Spec) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".simgpu-*")
+	if err != nil {
+		return fmt.Errorf("write CDI specification: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	if err := errors.Join(f.Chmod(0o644), writeJSON(f, spec), f.Close()); err != nil { //nolint:gosec // engines read it
+		return fmt.Errorf("write CDI specification: %w", err)
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return fmt.Errorf("write CDI specification: %w", err)
+	}
+	return nil
+}
+
+func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
+	dir, errDir := filepath.Abs(dir)
+	libs, errLibs := filepath.Abs(libs)
+	if err := errors.Join(errDir, errLibs); err != nil {
+		return nil, fmt.Errorf("find folders: %w", err)
+	}
+	bind := func(host, container string, options ...string) *cdispec.Mount {
+		return &cdispec.Mount{HostPath: host, ContainerPath: container, Type: "bind", Options: append([]string{"bind", "nosuid", "nodev"}, options...)}
+	}
+	spec := &cdispec.Spec{Kind: cdiKind}
+	spec.ContainerEdits.Mounts = []*cdispec.Mount{bind(filepath.Join(dir, wire.Ctl), wire.DirDefault+"/"+wire.Ctl, "rw")}
+	for _, lib := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if !isFile(filepath.Join(libs, lib)) {
+			return nil, fmt.Errorf("find %s: there is none in %s", lib, libs)
+		}
+		for _, at := range containerLibs {
+			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, bind(filepath.Join(libs, lib), at+"/"+lib, "ro"))
+		}
+	}
+	all := cdispec.Device{Name: "all"}
+	for _, g := range st.GPUs {
+		socket := wire.GPUPrefix + strconv.Itoa(g.Minor)
+		mount := bind(filepath.Join(dir, socket), wire.DirDefault+"/"+socket, "rw")
+		edits := cdispec.ContainerEdits{Mounts: []*cdispec.Mount{mount}}
+		for _, name := range []string{strconv.Itoa(g.Minor), g.UUID} {
+			spec.Devices = append(spec.Devices, cdispec.Device{Name: name, ContainerEdits: edits})
+		}
+		all.ContainerEdits.Mounts = append(all.ContainerEdits.Mounts, mount)
+	}
+	if len(st.GPUs) == 0 {
+		return nil, errors.New("write CDI specification: there is no GPU")
+	}
+	spec.Devices = append(spec.Devices, all)
+	version, err := cdispec.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, fmt.Errorf("write CDI specification: %w", err)
+	}
+	spec.Version = version
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	return spec, nil
+}
+
+// validate reads spec as an engine would: from a file, with the CDI library.
+func validate(spec *cdispec.Spec) (err error) {
+	dir, err := os.MkdirTemp("", "simgpu-cdi-")
+	if err != nil {
+		return fmt.Errorf("check CDI specification: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	path := filepath.Join(dir, "simgpu.json")
+	if err := writeCDI(path, spec); err != nil {
+		return err
+	}
+	if _, err := cdi.ReadSpec(path, 0); err != nil {
+		return fmt.Errorf("check CDI specification: %w", err)
+	}
+	return nil
+}
