@@ -16,6 +16,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -129,7 +130,30 @@ type Sample struct {
 func (s *Sample) Complete() bool { return s.Err == nil && len(s.Failed) == 0 }
 
 // Why says in a few words what is missing, "" when nothing is.
-func (s *Sample) Why() string { return "" }
+func (s *Sample) Why() string {
+	if s.Err != nil {
+		return s.Err.Error()
+	}
+	var why []string
+	for _, l := range Lists {
+		if err := s.Failed[l]; err != nil {
+			why = append(why, fmt.Sprintf("%s list: %v", l, err))
+		}
+	}
+	unknown := 0
+	for _, p := range s.Processes {
+		if !p.Known {
+			unknown++
+		}
+	}
+	if unknown > 0 {
+		why = append(why, fmt.Sprintf("%d processes of unknown size", unknown))
+	}
+	if s.MemoryErr != nil {
+		why = append(why, fmt.Sprintf("memory: %v", s.MemoryErr))
+	}
+	return strings.Join(why, "; ")
+}
 
 // Reserve is node policy on what a GPU cannot hand out.
 type Reserve struct {
@@ -137,22 +161,23 @@ type Reserve struct {
 	Share float64 // 0.03; the greater of the two counts
 }
 
+// DefaultReserve is node policy's default.
+var DefaultReserve = Reserve{Bytes: 256 << 20, Share: 0.03}
+
 // Quota describes a GPU as limits are computed against it. contextBytes is policy's override,
 // 0 for [ContextBytes] of its model.
-func Quota(i Info, r Reserve, contextBytes uint64) quota.GPU { panic("soon") }
-
-// ContextBytes is an upper bound of what one CUDA context takes on a model of GPU.
-func ContextBytes(model string) uint64 { panic("soon") }
-
-// Select finds the GPUs that selectors name, in their order, each once: UUIDs, indices, "all",
-// "/dev/nvidiaN" (by minor number), "/dev/simgpu/gpuN", CDI names. Control nodes (/dev/nvidiactl,
-// /dev/nvidia-uvm, ...), "", "none" and "void" name no GPU. Unknown ones are a [SelectorError].
-func Select(gpus []Info, selectors []string) ([]Info, error) { panic("soon") }
-
-// SelectorError is a selector that names no GPU of this node.
-type SelectorError struct {
-	Selector string
-	Have     []string // what the node has
+func Quota(i Info, r Reserve, contextBytes uint64) quota.GPU {
+	share := r.Share
+	if !(share >= 0) { // NaN too
+		share = 0
+	}
+	keep := i.ReservedBytes + max(r.Bytes, uint64(min(share, 1)*float64(i.TotalBytes)))
+	if contextBytes == 0 {
+		contextBytes = ContextBytes(i.Name)
+	}
+	return quota.GPU{
+		UUID: i.UUID, Index: i.Index, Name: i.Name,
+		TotalBytes: i.TotalBytes, AllocatableBytes: i.TotalBytes - min(keep, i.TotalBytes),
+		ContextBytes: contextBytes,
+	}
 }
-
-func (e *SelectorError) Error() string { return "" }

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Open makes NVML through go-nvml, which loads it at Init; path "" means the loader's
+// libnvidia-ml.so.1.
+func Open(path string) Library {
+	var opts []nvml.LibraryOption
+	if path != "" {
+		opts = append(opts, nvml.WithLibraryPath(path))
+	}
+	return &library{nvml: nvml.New(opts...), path: path}
+}
+
+type library struct {
+	nvml nvml.Interface
+	path string
+}
+
+// check turns a return code into an error.
+func check(call string, r nvml.Return) error {
+	if r == nvml.SUCCESS {
+		return nil
+	}
+	e := &CallError{Call: call, Code: int(r), Text: r.Error()}
+	switch r {
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_DATA:
+		e.kind = ErrNotAvailable
+	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_NOT_FOUND, nvml.ERROR_NOT_FOUND:
+		e.kind = ErrLost
+	case nvml.ERROR_LIBRARY_NOT_FOUND:
+		e.kind = ErrNoLibrary
+	}
+	return e
+}
+
+func (l *library) Init() error {
+	if err := check("nvmlInit", l.nvml.Init()); err != nil {
+		path := l.path
+		if path == "" {
+			path = "libnvidia-ml.so.1"
+		}
+		return fmt.Errorf("load %s: %w", path, err)
+	}
+	return nil
+}
+
+func (l *library) Shutdown() error { return check("nvmlShutdown", l.nvml.Shutdown()) }
+
+func (l *library) Driver() (string, error) {
+	v, r := l.nvml.SystemGetDriverVersion()
+	return v, check("nvmlSystemGetDriverVersion", r)
+}
+
+// has says whether the library has a function. Calling one that it has not ends the program, as
+// the binding resolves lazily.
+func (l *library) has(names ...string) bool {
+	for _, n := range names {
+		if l.nvml.Extensions().LookupSymbol(n) == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *library) Devices() ([]Device, error) {
+	n, r := l.nvml.DeviceGetCount()
+	if err := check("nvmlDeviceGetCount", r); err != nil {
+		return nil, err
+	}
+	mps := l.has("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses")
+	memoryV2 := l.has("nvmlDeviceGetMemoryInfo_v2")
+	var out []Device
+	for i := range n {
+		handle, r := l.nvml.DeviceGetHandleByIndex(i)
+		if err := check("nvmlDeviceGetHandleByIndex", r); err != nil {
+			return nil, fmt.Errorf("list GPU %d: %w", i, err)
+		}
+		d := &device{nvml: handle, mps: mps, memoryV2: memoryV2}
+		if err := d.describe(i); err != nil {
+			return nil, fmt.Errorf("list GPU %d: %w", i, err)
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+type device struct {
+	nvml     nvml.Device
+	mps      bool
+	memoryV2 bool
+	info     Info
+}
+
+func (d *device) Info() Info { return d.info }
+
+func (d *device) describe(index int) error {
+	uuid, r := d.nvml.GetUUID()
+	if err := check("nvmlDeviceGetUUID", r); err != nil {
+		return err
+	}
+	name, r := d.nvml.GetName()
+	if err := check("nvmlDeviceGetName", r); err != nil {
+		return err
+	}
+	d.info = Info{UUID: uuid, Index: index, Minor: index, Name: name}
+	// A node without minor numbers or PCI (WSL, some virtual GPUs) is still usable by UUID.
+	if minor, r := d.nvml.GetMinorNumber(); r == nvml.SUCCESS {
+		d.info.Minor = minor
+	}
+	if pci, r := d.nvml.GetPciInfo(); r == nvml.SUCCESS {
+		d.info.PCI = cString(pci.BusId[:])
+	}
+	if mode, _, r := d.nvml.GetMigMode(); r == nvml.SUCCESS {
+		d.info.MIG = mode == nvml.DEVICE_MIG_ENABLE
+	}
+	m, err := d.Memory()
+	if err != nil {
+		return err
+	}
+	if why := m.broken(); why != "" {
+		return fmt.Errorf("%s: %w", why, ErrNotAvailable)
+	}
+	d.info.TotalBytes, d.info.ReservedBytes = m.TotalBytes, m.ReservedBytes
+	return nil
+}
+
+func cString[T ~int8 | ~uint8](b []T) string {
+	out := make([]byte, 0, len(b))
+	for _, c := range b {
+		if c == 0 {
+			break
+		}
+		out = append(out, byte(c))
+	}
+	return string(out)
+}
+
+// Memory asks the call that keeps the driver's reserve apart, and the old one where a driver does
+// not have it.
+func (d *device) Memory() (Memory, error) {
+	if d.memoryV2 {
+		m, r := d.nvml.GetMemoryInfo_v2()
+		switch r {
+		case nvml.SUCCESS:
+			used := m.Used
+			// Some versions count the reserve as used, some do not; total = reserved + used +
+			// free tells which.
+			if m.Used >= m.Reserved && m.Total >= m.Free && m.Total-m.Free == m.Used {
+				used = m.Used - m.Reserved
+			}
+			return Memory{TotalBytes: m.Total, UsedBytes: used, FreeBytes: m.Free, ReservedBytes: m.Reserved}, nil
+		case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_ARGUMENT_VERSION_MISMATCH:
+		default:
+			return Memory{}, check("nvmlDeviceGetMemoryInfo_v2", r)
+		}
+	}
+	m, r := d.nvml.GetMemoryInfo()
+	if err := check("nvmlDeviceGetMemoryInfo", r); err != nil {
+		return Memory{}, err
+	}
+	return Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free}, nil
+}
+
+// Processes answers one list. A list that a GPU does not have (graphics on a compute-only board,
+// MPS on an old driver) is empty; the compute list is the one that must be there.
+func (d *device) Processes(list List) ([]Process, error) {
+	var rows []nvml.ProcessInfo
+	var r nvml.Return
+	var call string
+	switch list {
+	case ListCompute:
+		call = "nvmlDeviceGetComputeRunningProcesses"
+		rows, r = d.nvml.GetComputeRunningProcesses()
+	case ListGraphics:
+		call = "nvmlDeviceGetGraphicsRunningProcesses"
+		rows, r = d.nvml.GetGraphicsRunningProcesses()
+	case ListMPS:
+		if !d.mps {
+			return nil, nil
+		}
+		call = "nvmlDeviceGetMPSComputeRunningProcesses"
+		rows, r = d.nvml.GetMPSComputeRunningProcesses()
+	default:
+		return nil, fmt.Errorf("ask NVML for processes: no list %q", list)
+	}
+	if list != ListCompute && (r == nvml.ERROR_NOT_SUPPORTED || r == nvml.ERROR_FUNCTION_NOT_FOUND) {
+		return nil, nil
+	}
+	if err := check(call, r); err != nil {
+		return nil, err
+	}
+	out := make([]Process, 0, len(rows))
+	for _, row := range rows {
+		p := Process{PID: int(row.Pid), Bytes: row.UsedGpuMemory, Known: row.UsedGpuMemory != notAvailable}
+		if !p.Known {
+			p.Bytes = 0
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
