@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/hook/plan"
+)
+
+// Settings are the parts of config.toml that wrapper and hook go by.
+type Settings struct {
+	Policy      quota.Policy
+	ConfigPath  string // absolute; the hook reads the same file
+	Socket      string
+	RunDir      string
+	Runtimes    []string
+	HookPath    string // "": beside the wrapper
+	CDISpecDirs []string
+	WaitSocket  time.Duration // how long to wait for somebody to listen on Socket
+}
+
+// answerTime is what gpufenced has for its answer once it accepted the connection: admission
+// waits up to 5 s for memory of exited processes.
+const answerTime = 10 * time.Second
+
+// bestEffortTime bounds what a start may spend on a gpufenced that it does not depend on.
+const bestEffortTime = 250 * time.Millisecond
+
+// chainVar tells a copy of the wrapper that another wrapper called it in the same process
+// (exec keeps the pid), which we had called before: it must not call that one again.
+const chainVar = "GPUFENCE_CHAIN"
+
+// Wrapper is one call of gpufence-runtime.
+type Wrapper struct {
+	Args        []string // os.Args
+	Env         []string
+	Stderr      io.Writer
+	Settings    Settings
+	SettingsErr error // config.toml is wrong: nothing is created, everything else works
+
+	// Exec replaces the process; it returns only if that failed.
+	Exec func(path string, argv, env []string) error
+}
+
+// Run does what the command line asks for. It returns the exit status if the process was not
+// replaced by the low-level runtime.
+func (w Wrapper) Run(ctx context.Context) int {
+	if len(w.Args) == 0 {
+		w.Args = []string{programPrefix}
+	}
+	cmd, err := ParseArgs(w.Args[1:])
+	engine, known := engineOf(w.Args[0])
+	log := runtimeLog{path: cmd.Log, json: cmd.LogFormat == "json", engine: engine, stderr: w.Stderr, now: time.Now}
+	if err == nil && !known && cmd.Creates() {
+		err = quota.NewError(quota.CodeUsage, "the wrapper was started as %s, and no engine has that suffix", filepath.Base(w.Args[0])).
+			WithHint("install it again with `gpufence install`")
+	}
+
+	runtime, lookupErr := w.lookup().find()
+	if lookupErr != nil {
+		log.failed(Sentence(lookupErr))
+		return 1
+	}
+	if err == nil && cmd.Creates() {
+		err = w.create(ctx, cmd, engine, log)
+	}
+	if err != nil {
+		if w.mode(err) == quota.ModeEnforce {
+			log.failed(Sentence(err))
+			return 1
+		}
+		log.notice(Sentence(err) + " (started as it is: mode " + string(w.mode(err)) + ")")
+	}
+	argv := append([]string{runtime}, w.Args[1:]...)
+	if err := w.Exec(runtime, argv, w.childEnv(runtime)); err != nil {
+		log.failed(Sentence(quota.NewError(quota.CodeRuntimeExec, "cannot execute the low-level runtime %s: %w", runtime, err)))
+	}
+	return 1
+}
+
+// modeError carries the mode that holds for the container which failed.
+type modeError struct {
+	error
+	mode quota.Mode
+}
+
+func (e modeError) Unwrap() error { return e.error }
+
+// mode is how a failure counts: by the container's namespace once that is known, by the whole
+// node's policy before. Without a policy it counts.
+func (w Wrapper) mode(err error) quota.Mode {
+	if w.SettingsErr != nil {
+		return quota.ModeEnforce
+	}
+	mode := w.Settings.Policy.Mode
+	if e, ok := err.(modeError); ok { //nolint:errorlint // it is only ever the outermost
+		mode = e.mode
+	}
+	if mode == quota.ModeObserve || mode == quota.ModeWarn {
+		return mode
+	}
+	return quota.ModeEnforce
+}
+
+// engineOf reads the engine from the name that the wrapper was started by.
+func engineOf(arg0 string) (quota.Engine, bool) {
+	_, suffix, found := strings.Cut(filepath.Base(arg0), ".")
+	if !found {
+		return quota.EngineOCI, true
+	}
+	switch e := quota.Engine(suffix); e {
+	case quota.EngineCRI, quota.EngineCRIO, quota.EngineDocker, quota.EnginePodman:
+		return e, true
+	}
+	return quota.EngineOCI, false
+}
+
+func (w Wrapper) getenv(name string) string {
+	for _, e := range w.Env {
+		if v, ok := strings.CutPrefix(e, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+func (w Wrapper) lookup() lookup {
+	l := lookup{names: w.Settings.Runtimes, path: w.getenv("PATH"), extra: []string{operatorDir}}
+	// Without it we still know ourselves by name.
+	if self, err := os.Stat("/proc/self/exe"); err == nil {
+		l.self = self
+	}
+	l.onlyRuncish = w.getenv(chainVar) == strconv.Itoa(os.Getpid())
+	return l
+}
+
+// childEnv is the environment as it came, unless the runtime is a wrapper that may call us.
+func (w Wrapper) childEnv(runtime string) []string {
+	if isTerminal(runtime) && w.getenv(chainVar) == "" {
+		return w.Env
+	}
+	var env []string
+	for _, e := range w.Env {
+		if !strings.HasPrefix(e, chainVar+"=") {
+			env = append(env, e)
+		}
+	}
+	if !isTerminal(runtime) {
+		env = append(env, chainVar+"="+strconv.Itoa(os.Getpid()))
+	}
+	return env
+}
+
+// create plans the container and rewrites its config.json.
+func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, log runtimeLog) error {
+	if w.SettingsErr != nil {
+		return w.SettingsErr
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return quota.NewError(quota.CodeNotABundle, "the working directory is gone: %w", err)
+	}
+	doc, err := readDocument(cmd.ConfigPath(cwd))
+	if err != nil {
+		return err
+	}
+	c, err := readContainer(doc, engine, cmd.ID, cmd.BundleDir(cwd))
+	if err != nil {
+		return err
+	}
+	notices, err := w.fence(ctx, cmd, c, doc, cmd.BundleDir(cwd))
+	for _, n := range notices {
+		log.notice(Sentence(fmt.Errorf("%s", n)))
+	}
+	if err != nil {
+		return modeError{err, w.Settings.Policy.For(c.pod.Namespace).Mode}
+	}
+	return nil
+}
+
+// fence asks, prepares, plans, and writes. The document on disk is touched last.
+func (w Wrapper) fence(ctx context.Context, cmd Command, c container, doc *document, bundle string) (notices []string, err error) {
+	scope := scopeOf(cmd)
+	c.input.HookPath = w.hookPath()
+	c.input.HookArgs = []string{
+		"--config", w.Settings.ConfigPath, "--socket", w.Settings.Socket,
+		"--engine", string(c.input.Engine), "--scope", scope,
+	}
+	request, err := plan.Ask(c.input, w.Settings.Policy)
+	if err != nil {
+		return nil, err
+	}
+	notices = request.Notices
+	var prepared plan.Prepared
+	switch request.Action {
+	case plan.ActionSkip:
+		return notices, nil
+	case plan.ActionAlone:
+	case plan.ActionPrepare:
+		var more []string
+		prepared, more, err = w.prepare(ctx, &c, request, api.ContainerKey{Engine: c.input.Engine, Scope: scope, ID: cmd.ID}, bundle)
+		notices = append(notices, more...)
+		if err != nil {
+			return notices, err
+		}
+	default:
+		return notices, quota.NewError(quota.CodeInternal, "the plan's action %q is unknown", request.Action)
+	}
+	edits, err := plan.Plan(c.input, request, prepared)
+	if err != nil {
+		return notices, err
+	}
+	if len(edits.Hooks) > 0 {
+		if err := checkHook(c.input.HookPath); err != nil {
+			return notices, err
+		}
+	}
+	p := place{shimDir: c.shimDir, runDir: w.Settings.RunDir, specs: w.Settings.CDISpecDirs}
+	if edits.DenyDevices {
+		if p.majors, err = hostMajors(); err != nil {
+			return notices, err
+		}
+	}
+	if err := render(doc.root, edits, p); err != nil {
+		return notices, err
+	}
+	return notices, doc.write()
+}
+
+// prepare gets the grant. Where the mode is not enforce, gpufenced is told if it listens, and
+// nothing depends on it.
+func (w Wrapper) prepare(ctx context.Context, c *container, r plan.Request, key api.ContainerKey, bundle string) (plan.Prepared, []string, error) {
+	enforce := r.Mode != quota.ModeObserve && r.Mode != quota.ModeWarn
+	wait, limit := w.Settings.WaitSocket, w.Settings.WaitSocket+answerTime
+	if !enforce {
+		wait, limit = 0, bestEffortTime
+	}
+	if err := w.readImage(c); err != nil {
+		return plan.Prepared{}, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	answer, err := api.NewClient(w.Settings.Socket, wait).Prepare(ctx, prepareRequest(c, r, key, bundle))
+	if err != nil {
+		if !enforce {
+			return plan.Prepared{}, []string{Sentence(err)}, nil
+		}
+		return plan.Prepared{}, nil, err
+	}
+	prepared := plan.Prepared{Grant: answer.Grant, CDIDevices: answer.CDIDevices}
+	for _, f := range answer.Files {
+		prepared.Files = append(prepared.Files, plan.File{Source: f.Source, Destination: f.Destination, Writable: f.Writable})
+	}
+	return prepared, answer.Notices, nil
+}
+
+// readImage reads what only a container with a GPU needs, and refuses where we cannot work.
+func (w Wrapper) readImage(c *container) error {
+	if rootless() {
+		return quota.NewError(quota.CodeRootless, "a container with a GPU needs a rootful engine: this one runs without root, or in a user namespace").
+			WithHint("start it with sudo, or under the system's engine")
+	}
+	if c.input.Engine.Kubernetes() && c.pod.ID == "" {
+		return quota.NewError(quota.CodeSpecInvalid, "config.json lacks the annotations of a pod's container, which engine %s writes", c.input.Engine).
+			WithHint("call gpufence-runtime without suffix for containers outside Kubernetes")
+	}
+	if err := checkForeign(c.input.Env, c.input.Mounts); err != nil {
+		return err
+	}
+	if c.rootfs == "" {
+		c.input.ImageLoader = plan.LoaderUnknown
+		return nil
+	}
+	im := image{root: c.rootfs, mounts: c.input.Mounts}
+	var err error
+	if c.input.ImagePreload, err = im.preload(w.Settings.RunDir); err != nil {
+		return err
+	}
+	c.input.ImageLoader = im.loader(c.args, c.input.Env, c.cwd)
+	return nil
+}
+
+func prepareRequest(c *container, r plan.Request, key api.ContainerKey, bundle string) api.PrepareRequest {
+	ours := map[string]string{}
+	for k, v := range c.input.Annotations {
+		if quota.Ours(k) {
+			ours[k] = v
+		}
+	}
+	req := api.PrepareRequest{
+		Key: key, Pod: c.pod, ContainerName: c.name, Bundle: bundle,
+		Annotations:    ours,
+		Env:            quota.OurEnv(c.input.Env),
+		Devices:        api.DeviceRequest{Selectors: r.Selectors, Present: r.Present},
+		ImagePreload:   c.input.ImagePreload,
+		ShimDir:        c.shimDir,
+		TerminationLog: c.terminationLog,
+		Privileged:     c.input.Privileged,
+	}
+	if l := c.input.ImageLoader; l == plan.LoaderMusl || l == plan.LoaderStatic {
+		req.ShimAbsent = string(l)
+	}
+	return req
+}
+
+// scopeOf is within what ids are unique: the runtime's root, which containerd makes by namespace.
+func scopeOf(cmd Command) string {
+	if cmd.Root == "" {
+		return "default"
+	}
+	if abs, err := filepath.Abs(cmd.Root); err == nil {
+		return abs
+	}
+	return cmd.Root
+}
+
+// hookPath is where gpufence-hook should be: as configured, or beside us.
+func (w Wrapper) hookPath() string {
+	if w.Settings.HookPath != "" {
+		return w.Settings.HookPath
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "gpufence-hook" // checkHook refuses it
+	}
+	return filepath.Join(filepath.Dir(self), "gpufence-hook")
+}
+
+// checkHook says in our words what the runtime would say in its own later.
+func checkHook(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || !filepath.IsAbs(path) || !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0 {
+		return quota.NewError(quota.CodeRuntimeExec, "gpufence-hook is not at %s, or is no program", path).
+			WithHint("install it there, or name its place in config.toml")
+	}
+	return nil
+}
+
+// rootless says whether we lack root on the host: another user, or root of a user namespace.
+func rootless() bool {
+	if os.Geteuid() != 0 {
+		return true
+	}
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return false // a kernel without user namespaces
+	}
+	fields := strings.Fields(string(text))
+	return len(fields) != 3 || fields[0] != "0" || fields[1] != "0" || fields[2] != "4294967295"
+}
+
+func hostMajors() ([]int64, error) {
+	f, err := os.Open("/proc/devices")
+	if err != nil {
+		return nil, quota.NewError(quota.CodeInternal, "cannot read the kernel's device numbers: %w", err)
+	}
+	defer f.Close()
+	return nvidiaMajors(f), nil
+}
