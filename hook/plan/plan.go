@@ -1,16 +1,286 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package plan decides what becomes of a container: whether it concerns us, which GPUs it has,
-// and which edits of its spec fence it. It is pure: no I/O, no clock; the same input gives the
-// same edits.
+// and which edits of its spec fence it.
+//
+// It is pure: no I/O, no clock, no state; the same input gives the same edits. It believes no
+// marker in a spec, so that asking again about a spec which it has edited (by the wrapper after
+// NRI, by a bundle that is run twice) finds the same limits and adds nothing.
 package plan
 
-import "github.com/gpufence/gpufence/enforcer/quota"
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+const (
+	// hookTimeoutSeconds is above what the hook allows itself, so that its own sentence is
+	// what a user sees.
+	hookTimeoutSeconds = 10
+
+	createRuntime = "createRuntime"
+	poststop      = "poststop"
+
+	// void keeps a low-level nvidia-container-runtime from adding anything.
+	visible     = "NVIDIA_VISIBLE_DEVICES"
+	visibleVoid = visible + "=void"
+)
 
 // Ask finds out what a spec asks for. The error is a [*quota.Error] and means that the
-// container must not start.
-func Ask(in Input, p quota.Policy) (Request, error) { return Request{Action: ActionSkip}, nil }
+// container must not start. In observe and warn mode there is no error: what would have been
+// one is a notice.
+func Ask(in Input, p quota.Policy) (Request, error) {
+	p = p.For(in.Namespace)
+	found := detect(in)
+	r := Request{Mode: p.Mode, Selectors: found.selectors, Present: found.present, Notices: found.notices}
+	if in.Sandbox && len(found.selectors) == 0 && !found.traces {
+		return Request{Action: ActionSkip, Mode: p.Mode}, nil
+	}
 
-// Plan computes the edits. Prepared is zero for ActionAlone, and may be zero when the mode is
+	enforce := p.Mode == quota.ModeEnforce
+	parsed, notices, err := quota.Parse(quota.Subject{
+		Engine: in.Engine, Namespace: in.Namespace, Pod: in.Pod, Container: in.Container,
+		Annotations: in.Annotations, Env: in.Env, HasGPU: len(found.selectors) > 0,
+	}, p)
+	for _, n := range notices {
+		r.Notices = append(r.Notices, string(n))
+	}
+	if err != nil {
+		if enforce {
+			return Request{}, err
+		}
+		r.Notices = append(r.Notices, wouldRefuse(err, p.Mode))
+	}
+	r.Quota = parsed
+
+	if wanted := parsed.Selectors(); len(wanted) > 0 {
+		if len(r.Selectors) > 0 {
+			r.Notices = append(r.Notices, "the key gpu is ignored, since "+found.by+" chose the container's GPUs")
+		} else {
+			r.Selectors = wanted
+		}
+	}
+	switch {
+	case len(r.Selectors) > 0:
+		r.Action = ActionPrepare
+	case enforce:
+		r.Action = ActionAlone
+		return r, nil
+	default:
+		r.Action = ActionSkip // nothing is edited, and there is nothing to count
+		return r, nil
+	}
+	if !in.Privileged {
+		return r, nil
+	}
+	err = quota.NewError(quota.CodePrivileged, "%s is privileged (CAP_SYS_ADMIN, CAP_BPF or the host's pid namespace) and could switch its fences off", subject(in)).
+		WithHint("drop these, or set privileged = \"report\" in this node's policy")
+	switch {
+	case !p.PrivilegedRefuse[in.Engine]:
+		r.Notices = append(r.Notices, subject(in)+" is privileged and could switch its fences off")
+	case enforce:
+		return Request{}, err
+	default:
+		r.Notices = append(r.Notices, wouldRefuse(err, p.Mode))
+	}
+	return r, nil
+}
+
+func subject(in Input) string {
+	if in.Container == "" {
+		return "the container"
+	}
+	return "container " + in.Container
+}
+
+func wouldRefuse(err error, mode quota.Mode) string {
+	return err.Error() + " (only said, since the mode is " + string(mode) + ")"
+}
+
+// found is what a spec says about GPUs.
+type found struct {
+	selectors []string
+	present   bool
+	by        string // who chose
+	traces    bool   // anything of NVIDIA's, even if it gives no GPU
+	notices   []string
+}
+
+// detect looks for GPUs: what is in the spec already comes first, since nothing can take it
+// back; then who asks for injection, in the order of the NVIDIA Container Toolkit.
+func detect(in Input) found {
+	f := found{traces: traces(in)}
+	if nodes := nodes(in); len(nodes) > 0 {
+		f.selectors, f.present, f.by = nodes, true, "the spec"
+		return f
+	}
+	for _, n := range in.CDINames {
+		if isGPUKind(n) && !slices.Contains(f.selectors, n) {
+			f.selectors = append(f.selectors, n)
+		}
+	}
+	if len(f.selectors) > 0 {
+		f.by = "CDI"
+		return f
+	}
+	if f.selectors = volumeMounts(in.Mounts); len(f.selectors) > 0 {
+		f.by = "the device plugin"
+		return f
+	}
+	value := lastEnv(in.Env, visible)
+	ids := splitVisible(value)
+	if len(ids) == 0 {
+		return f
+	}
+	if in.Engine.Kubernetes() && slices.ContainsFunc(ids, func(id string) bool { return !isUUID(id) }) {
+		// Every CUDA image says `all`: that is no request.
+		f.notices = append(f.notices, visible+"="+quota.Quote(value)+" gives no GPU under Kubernetes, where only UUIDs count")
+		return f
+	}
+	f.selectors, f.by = ids, visible
+	return f
+}
+
+// nodes are the GPUs that are in the spec: device nodes, bind-mounted ones, and the simulated
+// GPU's.
+func nodes(in Input) []string {
+	var out []string
+	add := func(p string) {
+		p = path.Clean("/" + p)
+		if isNode(p) && !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	for _, d := range in.Devices {
+		add(d)
+	}
+	for _, m := range in.Mounts {
+		add(m.Destination)
+	}
+	return out
+}
+
+// isNode says whether a path is a GPU: /dev/nvidia0, /dev/simgpu/gpu0.
+func isNode(p string) bool {
+	for _, prefix := range []string{"/dev/nvidia", "/dev/simgpu/gpu"} {
+		if n, ok := strings.CutPrefix(p, prefix); ok && n != "" && strings.Trim(n, "0123456789") == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// isGPUKind says whether a CDI name is of a GPU: nvidia.com/gpu=0, and what NVIDIA's toolkit,
+// MIG plugin and DRA driver call theirs.
+func isGPUKind(name string) bool {
+	kind, device, ok := strings.Cut(name, "=")
+	if !ok || device == "" {
+		return false
+	}
+	vendor, class, _ := strings.Cut(kind, "/")
+	switch {
+	case kind == "gpufence.dev/simgpu":
+		return true
+	case vendor != "nvidia.com" && !strings.HasSuffix(vendor, ".nvidia.com"):
+		return false
+	}
+	return class == "gpu" || class == "claim" || strings.HasPrefix(class, "mig-")
+}
+
+// volumeMounts is the device plugin's way of naming GPUs by mounts of /dev/null, which takes
+// rights that whoever sets an environment variable need not have.
+func volumeMounts(mounts []Mount) []string {
+	const dir = "/var/run/nvidia-container-devices/"
+	var out []string
+	for _, m := range mounts {
+		id, ok := strings.CutPrefix(path.Clean("/"+m.Destination), dir)
+		if ok && path.Clean(m.Source) == "/dev/null" && !strings.Contains(id, "/") && !slices.Contains(out, id) {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// splitVisible reads the value of NVIDIA_VISIBLE_DEVICES; void, none and nothing give no GPU.
+func splitVisible(value string) []string {
+	var out []string
+	for id := range strings.SplitSeq(value, ",") {
+		id = strings.TrimSpace(id)
+		switch {
+		case id == "" || id == "void" || id == "none":
+		case !slices.Contains(out, id):
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+func isUUID(id string) bool { return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") }
+
+// traces says whether a spec has anything of NVIDIA's that a sandbox would not have.
+func traces(in Input) bool {
+	nvidia := func(p string) bool {
+		p = path.Clean("/" + p)
+		return strings.HasPrefix(p, "/dev/nvidia") || strings.HasPrefix(p, "/dev/simgpu") || strings.HasPrefix(p, "/var/run/nvidia-container-devices")
+	}
+	v := lastEnv(in.Env, visible)
+	return slices.ContainsFunc(in.Devices, nvidia) ||
+		slices.ContainsFunc(in.Mounts, func(m Mount) bool { return nvidia(m.Destination) }) ||
+		v != "" && v != "void"
+}
+
+// lastEnv is the value of a variable; of several, the last, as NVIDIA's runtime takes it.
+func lastEnv(env []string, name string) string {
+	for _, e := range slices.Backward(env) {
+		if v, ok := strings.CutPrefix(e, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// Plan computes the edits. Prepared is zero for ActionAlone, and may be zero where the mode is
 // not enforce.
-func Plan(in Input, r Request, prep Prepared) (Edits, error) { return Edits{}, nil }
+func Plan(in Input, r Request, prep Prepared) (Edits, error) {
+	enforce := r.Mode == quota.ModeEnforce
+	switch r.Action {
+	case ActionSkip:
+		return Edits{}, nil
+	case ActionAlone:
+		return Edits{SetEnv: []string{visibleVoid}, UnsetEnv: quota.EnvNames(), DenyDevices: true}, nil
+	case ActionPrepare:
+	default:
+		return Edits{}, quota.NewError(quota.CodeInternal, "no plan for the action %q", r.Action)
+	}
+	e := Edits{Hooks: hooks(in, enforce)}
+	if !enforce {
+		return e, nil
+	}
+	if !r.Present {
+		if len(prep.CDIDevices) == 0 {
+			return Edits{}, quota.NewError(quota.CodeNoInjector, "%s asks for the GPUs %s, which nothing on this node can put into it", subject(in), quota.Quote(strings.Join(r.Selectors, ","))).
+				WithHint("write a CDI specification (nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml)")
+		}
+		e.CDIDevices = slices.Clone(prep.CDIDevices)
+	}
+	e.Mounts = slices.Clone(prep.Files)
+	e.UnsetEnv = quota.EnvNames()
+	e.SetEnv = append([]string{visibleVoid}, r.Quota.KeepEnv(prep.Grant)...)
+	return e, nil
+}
+
+// hooks are ours at both ends of a container's life.
+func hooks(in Input, enforce bool) []Hook {
+	var out []Hook
+	for _, stage := range []string{createRuntime, poststop} {
+		args := append([]string{path.Base(in.HookPath), stage}, in.HookArgs...)
+		if !enforce {
+			args = append(args, ArgBestEffort)
+		}
+		out = append(out, Hook{Stage: stage, Path: in.HookPath, Args: args, TimeoutSeconds: hookTimeoutSeconds})
+	}
+	return out
+}

@@ -9,16 +9,19 @@ import (
 // Input is everything of a container that a plan depends on, read by hook/oci (or hook/nri)
 // and given by value: the plan does no I/O and looks at no clock.
 type Input struct {
-	Engine      quota.Engine
-	ID          string
-	Sandbox     bool // pause container, from what the engine sets
-	Annotations map[string]string
-	Env         []string // process.env, in order
-	Args0       string
-	Mounts      []Mount
-	Devices     []string // paths of linux.devices
-	CDINames    []string // from cdi.k8s.io/* annotations
-	Privileged  bool     // CAP_SYS_ADMIN or CAP_BPF in the bounding set, or no pid namespace of its own
+	Engine  quota.Engine
+	ID      string
+	Sandbox bool // pause container, from what the engine sets
+	// Namespace, Pod and Container are the names that the engine sets, where no user can
+	// forge them; empty outside Kubernetes.
+	Namespace, Pod, Container string
+	Annotations               map[string]string
+	Env                       []string // process.env, in order
+	Args0                     string
+	Mounts                    []Mount
+	Devices                   []string // paths of linux.devices
+	CDINames                  []string // from cdi.k8s.io/* annotations
+	Privileged                bool     // CAP_SYS_ADMIN or CAP_BPF in the bounding set, or no pid namespace of its own
 
 	ImageLoader  Loader   // of the entry point, found by reading the root file system
 	ImagePreload string   // the image's own /etc/ld.so.preload
