@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * account.h: what the hooks know of the shared pages. Everything behind it opens the pages at
+ * the first call, never before, and works from any thread, after fork, and with the pages
+ * missing (then nothing is charged and nothing is refused; the node enforcer sees that).
+ *
+ * A GPU is named by its entry in the limits page: 0..GPUFENCE_GPUS-1, or -1 where nothing holds
+ * for it (no pages, not this container's, not fenced). Every function takes -1 and then does
+ * nothing.
+ *
+ * Locks: none is held when a function returns, none is waited for without a deadline (50 ms).
+ */
+#ifndef GPUFENCE_ACCOUNT_H
+#define GPUFENCE_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum account_counter {
+	ACCOUNT_DEVICE,  /* device memory, contexts included */
+	ACCOUNT_MANAGED, /* managed memory, counted as on the device */
+};
+
+enum account_event {
+	ACCOUNT_EVENT_MAX,    /* refused: own limit */
+	ACCOUNT_EVENT_DEVICE, /* refused: the driver had no more */
+	ACCOUNT_EVENT_HIGH,   /* delayed */
+};
+
+/* The entry of the GPU with this UUID (as cuDeviceGetUuid gives it), or -1. */
+int account_gpu(const uint8_t uuid[16]);
+
+/* Charges bytes (rounded up to 4 KiB) before the driver allocates them: 0, or -ENOMEM if the
+ * container's or the pod's memory.max would be crossed. The caller counts the event. */
+int account_reserve(int gpu, enum account_counter counter, uint64_t bytes);
+
+/* Takes a charge back: after the driver freed, or when it did not allocate. */
+void account_release(int gpu, enum account_counter counter, uint64_t bytes);
+
+void account_event(int gpu, enum account_event event);
+void account_count_alloc(void); /* statistics */
+void account_count_free(void);
+
+struct account_view {
+	uint64_t max_bytes;     /* the lower of container and pod; GPUFENCE_UNLIMITED for none */
+	uint64_t headroom_bytes; /* what may still be charged; 0 when above; UNLIMITED likewise */
+	uint64_t charged_bytes; /* container: its slots + excess */
+	uint64_t context_bytes; /* what to charge for a context */
+};
+
+/* false for -1. */
+bool account_view(int gpu, struct account_view *view);
+
+/* Where the pages lie. NULL, the default, means: beside this library. Tests, which link the
+ * sources statically, name a folder. */
+void account_set_dir(const char *dir);
+
+#endif
