@@ -12,7 +12,7 @@
  *   alloc M                one allocation of M
  *   managed M              one managed allocation of M
  *   pitch M                one pitched allocation of about M
- *   fill STEP [MAX]        allocate in steps until refused, or until MAX is held
+ *   fill STEP [MAX [MS]]   allocate in steps, MS apart, until refused or until MAX is held
  *   free M                 free the newest blocks until at least M is freed; 0: all
  *   meminfo | total        cuMemGetInfo, cuDeviceTotalMem
  *   nvml                   nvmlDeviceGetMemoryInfo v1 and v2, in the process's own view
@@ -328,6 +328,8 @@ static bool do_fill(struct client *c, const struct args *a)
 		e = allocate(c, KIND_DEVICE, step);
 		if (e != CU_SUCCESS)
 			break;
+		if (a->n[2])
+			pause_ms((long)a->n[2]);
 	}
 	report_begin(&r, "fill", true);
 	report_u64(&r, "granted_bytes", c->held_bytes - before);
@@ -599,7 +601,7 @@ static const struct command {
 	{ "alloc", do_alloc, 1, 1, true },
 	{ "managed", do_managed, 1, 1, true },
 	{ "pitch", do_pitch, 1, 1, true },
-	{ "fill", do_fill, 1, 2, true },
+	{ "fill", do_fill, 1, 3, true },
 	{ "free", do_free, 1, 1, true },
 	{ "meminfo", do_meminfo, 0, 0, true },
 	{ "total", do_total, 0, 0, true },

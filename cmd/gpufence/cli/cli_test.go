@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"gpufence": func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			os.Exit(Run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+		},
+	})
+}
+
+// TestScripts runs the real command lines against a gpufenced that is not one: $SOCKET answers
+// as the protocol says, $BROKEN answers what no gpufenced would.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			dir, err := os.MkdirTemp("", "gpufence-cli-") // short: a socket's path has 108 bytes
+			if err != nil {
+				return err
+			}
+			env.Defer(func() { os.RemoveAll(dir) })
+			socket, broken := filepath.Join(dir, "s"), filepath.Join(dir, "b")
+			l, err := api.Listen(socket, -1)
+			if err != nil {
+				return err
+			}
+			server := api.NewServer(&fakeDaemon{}, api.ServerOptions{ReadGID: -1})
+			go server.Serve(l)
+			env.Defer(func() { server.Shutdown(context.Background()) })
+			if l, err = net.Listen("unix", broken); err != nil {
+				return err
+			}
+			garbage := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Write([]byte("<html>\x1b[2Jnot ours</html>"))
+			})}
+			go garbage.Serve(l)
+			env.Defer(func() { garbage.Close() })
+			env.Setenv("SOCKET", socket)
+			env.Setenv("BROKEN", broken)
+			env.Setenv("NOBODY", filepath.Join(dir, "nobody"))
+			env.Setenv("GPUFENCE_SOCKET", socket)
+			env.Setenv("TZ", "UTC")
+			return nil
+		},
+	})
+}
+
+const (
+	gib     = uint64(1) << 30
+	gpuUUID = "GPU-5a1e0000-0000-4000-8000-000000000001"
+)
+
+// fakeDaemon answers from a fixed story: polite runs, bypass was killed, neighbour is hostile
+// to terminals.
+type fakeDaemon struct {
+	mu      sync.Mutex
+	pending bool
+}
+
+func (d *fakeDaemon) containers() []api.Container {
+	started := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	ended := started.Add(time.Minute)
+	limits := func(max uint64) quota.Limits { return quota.Limits{Max: max, High: quota.Unlimited, Min: max} }
+	none := quota.Limits{Max: quota.Unlimited, High: quota.Unlimited}
+	polite := api.Container{
+		Key: api.ContainerKey{Engine: quota.EngineCRI, Scope: "k8s.io", ID: "aaaa0000bbbb1111cccc2222"},
+		Pod: api.PodRef{ID: "sandbox-polite", Namespace: "demo", Name: "polite-pod", UID: "uid-1"}, Name: "polite",
+		State: "running", PID: 4711, Cgroup: "/kubepods/polite", Mode: quota.ModeEnforce, Level: quota.LevelReactive, Require: quota.LevelReactive, OOMGroup: true,
+		PreparedAt: started, StartedAt: &started,
+		GPUs: []api.ContainerGPU{{
+			UUID: gpuUUID, Limits: limits(4 * gib), Container: none, Pod: limits(4 * gib), Current: 3 * gib, Peak: 4 * gib, NVML: 3 * gib, Ledger: 3 * gib, Known: true,
+			Events: api.Events{Max: 12},
+		}},
+		Fences:    []api.Fence{{Name: "watch", State: "proven", Proof: "sample 12 ms old"}, {Name: "shim", State: "seen"}},
+		Processes: []api.Process{{PID: 4711, GPU: gpuUUID, NVML: 3 * gib, Slot: 0, State: "live", Comm: "client"}},
+	}
+	d.mu.Lock()
+	if d.pending {
+		deadline := started.Add(5 * time.Second)
+		polite.Resize = &api.Resize{GPU: gpuUUID, Desired: gib, Allocated: 4 * gib, Actuated: gib, Actual: 3 * gib, State: "pending", Deadline: &deadline}
+	}
+	d.mu.Unlock()
+	bypass := api.Container{
+		Key: api.ContainerKey{Engine: quota.EngineCRI, Scope: "k8s.io", ID: "aaaa9999"},
+		Pod: api.PodRef{ID: "sandbox-bypass", Namespace: "demo", Name: "bypass-pod"}, Name: "bypass",
+		State: "ended", Mode: quota.ModeEnforce, Level: quota.LevelReactive, Require: quota.LevelReactive, PreparedAt: started, StartedAt: &started, EndedAt: &ended,
+		EndReason: "killed: used 2.5 GiB > memory.max 2 GiB",
+		GPUs:      []api.ContainerGPU{{UUID: gpuUUID, Limits: limits(2 * gib), Container: none, Pod: limits(2 * gib), Peak: 5 * gib / 2, Events: api.Events{OverMax: 2, OOM: 1, OOMKill: 1}}},
+		Fences:    []api.Fence{{Name: "watch", State: "proven"}, {Name: "shim", State: "absent", Why: "static", PIDs: []int{4712}}},
+	}
+	hostile := api.Container{
+		Key: api.ContainerKey{Engine: quota.EngineDocker, Scope: "moby", ID: "dddd"}, Pod: api.PodRef{ID: "dddd"}, State: "running", Mode: quota.ModeEnforce,
+		Level: quota.LevelReactive, Require: quota.LevelReactive, PreparedAt: started, GPUs: []api.ContainerGPU{},
+		Fences: []api.Fence{{Name: "shim", State: "absent", Why: "\x1b[2Jevil\nline"}},
+	}
+	return []api.Container{polite, hostile, bypass}
+}
+
+func (d *fakeDaemon) Containers(context.Context) ([]api.Container, error) { return d.containers(), nil }
+
+func (d *fakeDaemon) Container(_ context.Context, id string) (api.Container, error) {
+	var found []api.Container
+	for _, c := range d.containers() {
+		if strings.HasPrefix(c.Key.ID, id) || c.Name == id || c.Pod.Name == id || c.Pod.Name+"/"+c.Name == id {
+			found = append(found, c)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return api.Container{}, &api.Error{Code: "E1408", Message: `no container "` + id + `": see gpufence ps --all`}
+	default:
+		return api.Container{}, &api.Error{Code: "E1409", Message: `"` + id + `" fits 2 containers: give more of the id`}
+	}
+}
+
+func (d *fakeDaemon) Set(ctx context.Context, id string, req api.SetRequest) (api.SetResponse, error) {
+	if _, err := d.Container(ctx, id); err != nil {
+		return api.SetResponse{}, err
+	}
+	r := api.Resize{GPU: gpuUUID, Desired: 6 * gib, Allocated: 6 * gib, Actuated: 6 * gib, Actual: 3 * gib, State: "done"}
+	resp := api.SetResponse{Resizes: []api.Resize{r}, Notices: []string{"until the container restarts; its annotation says 4Gi"}}
+	switch value := req.Values["memory.max"]; {
+	case req.Values["memory.mx"] != "":
+		return api.SetResponse{}, &api.Error{Code: "E1301", Message: `there is no key "memory.mx": did you mean memory.max?`}
+	case value == "99Ti":
+		return api.SetResponse{}, &api.Error{Code: "E1212", Message: "memory.max 99Ti is more than the GPU has (16 GiB)"}
+	case value == "5Gi" && req.Scope == "container" && req.Force && req.DeadlineMillis == 1500:
+		resp.Notices = []string{"scope, force and deadline arrived"}
+	case value == "1Gi":
+		r = api.Resize{GPU: gpuUUID, Desired: gib, Allocated: 4 * gib, Actuated: gib, Actual: 3 * gib, State: "pending"}
+		if req.Wait {
+			d.mu.Lock()
+			d.pending = true
+			d.mu.Unlock()
+			select {
+			case <-time.After(600 * time.Millisecond):
+			case <-ctx.Done():
+				return api.SetResponse{}, ctx.Err()
+			}
+			r.State, r.Actuated, r.Why = "ResizeFailed", 4*gib, "3 GiB in use at the deadline"
+		}
+		resp = api.SetResponse{Resizes: []api.Resize{r}}
+	}
+	return resp, nil
+}
+
+func (d *fakeDaemon) Events(ctx context.Context, since uint64, follow bool, emit func(*api.Event) error) error {
+	pod := &api.PodRef{ID: "sandbox-bypass", Namespace: "demo", Name: "bypass-pod"}
+	for _, ev := range []api.Event{
+		{Seq: 1, Time: time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC), Type: "registered", Pod: pod, Name: "bypass", Message: "level reactive"},
+		{Seq: 2, Time: time.Date(2026, 11, 30, 12, 1, 0, 0, time.UTC), Type: "kill", Code: "E1499", Pod: pod, Name: "bypass", GPU: gpuUUID, Message: "used 2.5 GiB > memory.max 2 GiB", MonotonicNS: 42},
+		{Seq: 3, Time: time.Date(2026, 11, 30, 12, 2, 0, 0, time.UTC), Type: "gpu-unknown", GPU: gpuUUID, Message: "NVML did not\x1b[2J answer"},
+	} {
+		if ev.Seq <= since {
+			continue
+		}
+		if err := emit(&ev); err != nil {
+			return err
+		}
+	}
+	if follow {
+		return emit(&api.Event{Seq: 4, Time: time.Date(2026, 11, 30, 12, 3, 0, 0, time.UTC), Type: "ended", Container: &api.ContainerKey{ID: "dddd"}, Message: "exited"})
+	}
+	return nil
+}
+
+func (d *fakeDaemon) Version(context.Context) (api.Version, error) {
+	return api.Version{Version: "v9.9.9", API: "v1", ABIMajor: 1, ABIMinor: 0, Driver: "570.133.20", PID: 77}, nil
+}
+
+func (d *fakeDaemon) GPUs(context.Context) ([]api.GPUState, error) { return nil, nil }
+
+func (d *fakeDaemon) Prepare(context.Context, api.PrepareRequest) (api.PrepareResponse, error) {
+	return api.PrepareResponse{}, nil
+}
+
+func (d *fakeDaemon) Register(context.Context, api.RegisterRequest) (api.RegisterResponse, error) {
+	return api.RegisterResponse{}, nil
+}
+
+func (d *fakeDaemon) Unregister(context.Context, api.UnregisterRequest) error { return nil }
+
+func TestParseSince(t *testing.T) {
+	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		in   string
+		seq  uint64
+		from time.Time
+		ok   bool
+	}{
+		{"0", 0, time.Time{}, true},
+		{"42", 42, time.Time{}, true},
+		{"10m", 0, now.Add(-10 * time.Minute), true},
+		{"2026-11-29T00:00:00Z", 0, time.Date(2026, 11, 29, 0, 0, 0, 0, time.UTC), true},
+		{"-10m", 0, time.Time{}, false},
+		{"-1", 0, time.Time{}, false},
+		{"yesterday", 0, time.Time{}, false},
+		{"", 0, time.Time{}, false},
+		{"18446744073709551616", 0, time.Time{}, false},
+	} {
+		seq, from, err := parseSince(tt.in, now)
+		if seq != tt.seq || !from.Equal(tt.from) || (err == nil) != tt.ok {
+			t.Errorf("parseSince(%q) = %d, %v, %v; want %d, %v, ok %v", tt.in, seq, from, err, tt.seq, tt.from, tt.ok)
+		}
+	}
+}
