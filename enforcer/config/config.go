@@ -50,4 +50,7 @@ type Config struct {
 	ResizeDeadline time.Duration // 30 s
 	EndedKeep      time.Duration // 10 min
 	WaitSocket     time.Duration // 5 s: how long wrapper and hook wait for gpufenced
+
+	Unmanaged   string // allow, warn: GPU use that did not come through gpufence
+	ShimMissing string // report: a GPU process that the shim does not see
 }

@@ -2,14 +2,89 @@
 
 package config
 
-import "github.com/gpufence/gpufence/enforcer/quota"
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+// maxFileBytes bounds config.toml; a whole cluster's namespaces fit into a part of it.
+const maxFileBytes = 1 << 20
 
 // Default is the configuration of a node without a file.
-func Default() Config { return Config{Policy: quota.DefaultPolicy()} }
+func Default() Config {
+	return Config{
+		Policy:         quota.DefaultPolicy(),
+		Socket:         "/run/gpufence/gpufenced.sock",
+		RunDir:         "/run/gpufence",
+		StateDir:       "/var/lib/gpufence",
+		Runtimes:       []string{"nvidia-container-runtime", "runc", "crun"},
+		ShimDelivery:   "preload",
+		CDISpecDirs:    []string{"/etc/cdi", "/var/run/cdi"},
+		CDIKinds:       []string{"nvidia.com/gpu", "gpufence.dev/simgpu"},
+		Sample:         100 * time.Millisecond,
+		SampleIdle:     time.Second,
+		SampleDeadline: 2 * time.Second,
+		Settle:         time.Second,
+		StuckAfter:     10 * time.Second,
+		KillSlackBytes: 64 << 20,
+		KillSlackShare: 0.02,
+		KillInterval:   20 * time.Millisecond,
+		ReserveBytes:   256 << 20,
+		ReserveShare:   0.03,
+		PrepareHold:    time.Minute,
+		PagesHold:      time.Hour,
+		ResizeDeadline: 30 * time.Second,
+		EndedKeep:      10 * time.Minute,
+		WaitSocket:     5 * time.Second,
+		Unmanaged:      "warn",
+		ShimMissing:    "report",
+	}
+}
 
-// Load reads path; "" means GPUFENCE_CONFIG's value as given in env, else [DefaultPath], and a
-// missing file there is no error. The error is a [*quota.Error].
-func Load(path string) (Config, error) { return Default(), nil }
+// Load reads a configuration file. An empty path means [DefaultPath], which may be missing; a
+// file that somebody named must be there. The error is a [*quota.Error].
+func Load(path string) (Config, error) {
+	named := path != ""
+	if !named {
+		path = DefaultPath
+	}
+	text, err := read(path)
+	switch {
+	case err == nil:
+		return Parse(path, text)
+	case !named && errors.Is(err, fs.ErrNotExist):
+		return Default(), nil
+	}
+	if e := (*quota.Error)(nil); errors.As(err, &e) {
+		return Config{}, e
+	}
+	return Config{}, quota.NewError(quota.CodePolicyUnread, "cannot read the configuration: %w", err)
+}
 
-// Parse reads the text of a configuration file; name is for messages.
-func Parse(name string, text []byte) (Config, error) { return Default(), nil }
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // read only: closing has nothing to tell
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, quota.NewError(quota.CodePolicyUnread, "cannot read the configuration %s: it is not a regular file", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxFileBytes {
+		return nil, quota.NewError(quota.CodePolicyUnread, "cannot read the configuration %s: it is larger than %d MiB", path, maxFileBytes>>20)
+	}
+	return text, nil
+}

@@ -117,6 +117,7 @@ func DefaultPolicy() Policy {
 			continue
 		}
 		p.Default[e] = Default{Kind: DefaultUnlimited}
+		p.PrivilegedRefuse[e] = false
 		p.Accept[e] = Accept{Keys: true, Aliases: true, Env: true, GPU: true}
 	}
 	return p

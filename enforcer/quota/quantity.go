@@ -84,10 +84,10 @@ func (a Amount) String() string {
 	case KindBytes:
 		return FormatBytes(a.Bytes)
 	case KindShare:
-		if a.Num == 1 && a.Den > 1 && a.Den != 100 {
+		r := new(big.Rat).SetFrac(new(big.Int).SetUint64(a.Num*100), new(big.Int).SetUint64(a.Den))
+		if digits, exact := r.FloatPrec(); a.Num == 1 && (!exact || digits > 2) {
 			return "1/" + strconv.FormatUint(a.Den, 10)
 		}
-		r := new(big.Rat).SetFrac(new(big.Int).SetUint64(a.Num*100), new(big.Int).SetUint64(a.Den))
 		s := r.FloatString(7)
 		return strings.TrimRight(strings.TrimRight(s, "0"), ".") + "%"
 	case KindUnlimited:
