@@ -2,6 +2,12 @@
 
 package policy
 
+import (
+	"fmt"
+
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
 // Guarantee is what one pod is promised on a GPU, and what it uses. A pod counts once: the
 // greater of its own memory.min and the sum of its containers'.
 type Guarantee struct {
@@ -18,7 +24,8 @@ type AdmitInput struct {
 	UnmanagedBytes    uint64
 	UnattributedBytes uint64
 	DyingBytes        uint64
-	// FreeKnown and FreeBytes are NVML's, with FreeNow (policy admit = "free").
+	// FreeNow (policy admit = "free") asks for the bytes to be free now, too; FreeKnown says
+	// that FreeBytes, NVML's, is known.
 	FreeNow   bool
 	FreeKnown bool
 	FreeBytes uint64
@@ -33,7 +40,7 @@ type AdmitError struct {
 	WantBytes       uint64
 	AvailableBytes  uint64
 	GuaranteedBytes uint64 // to others
-	// Transient: dying memory is the reason, so that waiting helps.
+	// Transient: without dying memory it would fit, so waiting helps.
 	Transient bool
 	Sentence  string
 }
@@ -41,4 +48,41 @@ type AdmitError struct {
 func (e *AdmitError) Error() string { return e.Sentence }
 
 // Admit says whether the guarantee can be given; the error is an [AdmitError].
-func Admit(in AdmitInput) error { panic("soon") }
+//
+// What can be promised is allocatable less what others are promised, and less what is in use
+// beyond every promise: unmanaged, unattributed and dying memory. With FreeNow, what the pod does
+// not use yet must also be free now, beside what the others have not used of theirs.
+func Admit(in AdmitInput) error {
+	var guaranteed, unused uint64
+	for _, o := range in.Others {
+		guaranteed = add(guaranteed, o.MinBytes)
+		unused = add(unused, o.MinBytes-min(o.MinBytes, o.ChargedBytes))
+	}
+	if in.MinBytes == 0 {
+		return nil // nothing is promised, nothing can be broken
+	}
+	lasting := add(add(guaranteed, in.UnmanagedBytes), in.UnattributedBytes)
+	taken := add(lasting, in.DyingBytes)
+	available := in.AllocatableBytes - min(in.AllocatableBytes, taken)
+	if in.MinBytes > available {
+		e := &AdmitError{AdmitInput: in, WantBytes: in.MinBytes, AvailableBytes: available, GuaranteedBytes: guaranteed}
+		e.Transient = in.MinBytes <= in.AllocatableBytes-min(in.AllocatableBytes, lasting)
+		e.Sentence = fmt.Sprintf("memory.min %s does not fit on %s: %s of %s allocatable are left (%s guaranteed to others, %s unmanaged, %s unattributed, %s of exited processes)",
+			quota.HumanBytes(in.MinBytes), in.UUID, quota.HumanBytes(available), quota.HumanBytes(in.AllocatableBytes),
+			quota.HumanBytes(guaranteed), quota.HumanBytes(in.UnmanagedBytes), quota.HumanBytes(in.UnattributedBytes), quota.HumanBytes(in.DyingBytes))
+		return e
+	}
+	if !in.FreeNow || !in.FreeKnown {
+		return nil
+	}
+	want := in.MinBytes - min(in.MinBytes, in.ChargedBytes)
+	free := in.FreeBytes - min(in.FreeBytes, unused)
+	if want > free {
+		e := &AdmitError{AdmitInput: in, WantBytes: want, AvailableBytes: free, GuaranteedBytes: guaranteed}
+		e.Transient = want <= add(free, in.DyingBytes)
+		e.Sentence = fmt.Sprintf("memory.min %s is not free now on %s: %s are free, %s of them promised to others and not yet used",
+			quota.HumanBytes(in.MinBytes), in.UUID, quota.HumanBytes(in.FreeBytes), quota.HumanBytes(min(unused, in.FreeBytes)))
+		return e
+	}
+	return nil
+}

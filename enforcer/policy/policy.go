@@ -42,7 +42,16 @@ func DefaultConfig() Config {
 }
 
 // Slack is how far above a limit a kill begins.
-func (c Config) Slack(max uint64) uint64 { panic("soon") }
+func (c Config) Slack(limit uint64) uint64 {
+	if limit == quota.Unlimited {
+		return c.KillSlackBytes
+	}
+	share := c.KillSlackShare
+	if !(share >= 0) { // NaN too
+		share = 0
+	}
+	return max(c.KillSlackBytes, uint64(min(share, 1)*float64(limit)))
+}
 
 // ContainerID names a container within the process; PodID its pod. Opaque here.
 type (
@@ -58,9 +67,13 @@ const (
 	Live    ProcState = iota
 	Exiting           // PF_EXITING, or killed by us
 	Exited            // reaped or zombie: its pidfd is readable, or its pid is gone or reused
+	// Unreadable: somebody has the pid, but who could not be read this time. What was known of
+	// it stays; nobody new is blamed.
+	Unreadable
 )
 
-// ProcFact is what is known about a pid: a fact that was stable around reading its cgroup.
+// ProcFact is what is known about a pid: a fact that was stable around reading its cgroup. There
+// must be one for each pid that NVML lists and for each owner of a slot, unless it is gone.
 type ProcFact struct {
 	PID       int
 	Start     uint64      // start time as /proc of the host says it
@@ -79,6 +92,8 @@ type SlotFact struct {
 	PID      int
 	Start    uint64
 	LockFree bool
+	// Overflow marks the pod's overflow slot, which has no owner and is never taken back here.
+	Overflow bool
 
 	DeviceBytes  uint64
 	ManagedBytes uint64
@@ -167,7 +182,9 @@ type SlotRef struct {
 
 // ContainerState is a container on this GPU.
 type ContainerState struct {
-	ChargedBytes uint64 // over live and stuck processes: max(ledger device, NVML), + managed
+	// ChargedBytes, over live and stuck processes: max(ledger device, NVML), + managed. What
+	// only the ledger says is not above the limit: a reserve announces before it asks.
+	ChargedBytes uint64
 	NVMLBytes    uint64 // live processes, known sizes
 	LedgerBytes  uint64 // device counters of live slots
 	ManagedBytes uint64
@@ -175,7 +192,7 @@ type ContainerState struct {
 	ExcessBytes  uint64 // to publish
 	DyingBytes   uint64 // exited, still listed, not yet stuck
 	StuckBytes   uint64
-	PeakBytes    uint64 // greatest ChargedBytes
+	PeakBytes    uint64 // greatest ChargedBytes since this GPU's state was made
 	Known        bool   // NVML answered and every process's size is known
 	OverMax      bool   // this sample counts for over_max
 	Shim         Shim
@@ -249,18 +266,3 @@ type Candidate struct {
 	Over      bool // above its own limit
 }
 
-// GPU is the state machine of one GPU. It is not safe for concurrent use.
-type GPU struct{}
-
-// NewGPU makes one. uuid is used in sentences.
-func NewGPU(uuid string, cfg Config) *GPU { panic("soon") }
-
-// Step takes one sample in and says what follows.
-func (g *GPU) Step(in Input) Output { panic("soon") }
-
-// Forget drops a container that has ended.
-func (g *GPU) Forget(id ContainerID) {}
-
-// Reclaimable are the slots that no GPU of the node objects against. outputs are the newest of
-// each GPU that the slot's pod has; a slot must be in all of them.
-func Reclaimable(outputs []Output) []SlotRef { panic("soon") }

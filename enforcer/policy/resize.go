@@ -2,19 +2,27 @@
 
 package policy
 
-import "time"
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
 
-// Level is which limit a resize changes.
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+// Level is which limit: the pod's, if Container is empty, or the container's.
 type Level struct {
-	Pod       PodID       // the pod's, if Container is empty
-	Container ContainerID // the container's
+	Pod       PodID       `json:"pod,omitempty"`
+	Container ContainerID `json:"container,omitempty"`
 }
 
 // Resize is a change of memory.max at one level on one GPU. It is plain data, so that it can be
 // saved and put back with [GPU.RestoreResize] after a restart.
 //
-// desired is what was asked, allocated what admission has given, actuated what the fences hold
-// now, actual what was read back last: the greater of the charge and nothing above actuated.
+// desired is what was asked; allocated what admission has given; actuated what the limits page
+// shows; actual the limit that every fence holds by now: while it is pending, the watch's.
 type Resize struct {
 	Level     Level         `json:"level"`
 	Old       uint64        `json:"old"`
@@ -24,9 +32,12 @@ type Resize struct {
 	Actual    uint64        `json:"actual"`
 	State     string        `json:"state"` // pending, done, ResizeFailed
 	Why       string        `json:"why,omitempty"`
+	Started   time.Duration `json:"started"`  // monotonic, of this boot
 	Deadline  time.Duration `json:"deadline"` // monotonic, of this boot
 	Force     bool          `json:"force,omitempty"`
-	LeastUse  uint64        `json:"least_use"` // since it began
+	LeastUse  uint64        `json:"least_use"` // since it began; Unlimited before the first answer
+	// Fits counts the complete answers in a row that fit into Desired.
+	Fits int `json:"fits,omitempty"`
 }
 
 // States of a resize.
@@ -36,20 +47,129 @@ const (
 	ResizeFailed  = "ResizeFailed"
 )
 
-// ResizeChange is a resize that ended. When done, the grant becomes Desired; when it failed, the
-// grant is Old, which it always was.
+// resizeFits is how many answers in a row must fit: the first one may have begun before every
+// shim could read the new limit.
+const resizeFits = 2
+
+// ResizeChange is a resize that ended. When it is done, the grant becomes Desired; when it
+// failed, the grant is Old, as it was all the time.
 type ResizeChange struct{ Resize Resize }
 
 // StartResize begins a change from old (the grant) to desired. Growing is done at once: admit it
-// before. Shrinking is done at once if the charge allows, else it is pending: the limits page
-// shows the new limit from now on, see PublishedMax. A resize of the same level that is still
-// pending is replaced; its Old stays.
+// before. Shrinking is pending until the charge fits: the limits page shows the new limit from
+// now on (see PublishedMax; publish it before the next sample), the watch follows what is used
+// down, the grant stays old. At the deadline it fails, or kills with force. A resize of the same
+// level that is still pending is replaced; its Old stays.
 func (g *GPU) StartResize(level Level, old, desired uint64, now, deadline time.Duration, force bool) Resize {
-	panic("soon")
+	if pending := g.resizes[level]; pending != nil {
+		old = pending.Old
+		delete(g.resizes, level)
+	}
+	r := Resize{
+		Level: level, Old: old, Desired: desired, Allocated: max(old, desired), Actuated: desired, Actual: desired,
+		State: ResizeDone, Started: now, Deadline: deadline, Force: force, LeastUse: quota.Unlimited,
+	}
+	if desired >= old {
+		return r
+	}
+	r.State, r.Actual = ResizePending, old
+	r.Why = "waits until the memory in use fits"
+	if s := g.scopes[level]; s != nil {
+		r.LeastUse = s.charged
+	}
+	g.resizes[level] = &r
+	return r
 }
 
 // RestoreResize puts a pending one back after a restart.
-func (g *GPU) RestoreResize(r Resize) {}
+func (g *GPU) RestoreResize(r Resize) {
+	if r.State == ResizePending {
+		r.Fits = 0
+		g.resizes[r.Level] = &r
+	}
+}
 
-// PendingResizes are those that have not ended, to be saved and shown.
-func (g *GPU) PendingResizes() []Resize { return nil }
+// PendingResizes are those that have not ended, to be saved and shown, in a fixed order.
+func (g *GPU) PendingResizes() []Resize {
+	var out []Resize
+	for _, l := range g.levels() {
+		out = append(out, *g.resizes[l])
+	}
+	return out
+}
+
+func (g *GPU) levels() []Level {
+	return slices.SortedFunc(maps.Keys(g.resizes), func(a, b Level) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
+	})
+}
+
+// watch is the limit that a kill is judged by: while a limit shrinks, what is in use falling, plus
+// the slack, so that nobody grows meanwhile and nobody dies for not being small yet.
+func (r *Resize) watch(cfg Config) uint64 {
+	floor := max(r.Desired, r.LeastUse)
+	return min(r.Old, add(floor, cfg.Slack(r.Desired)))
+}
+
+// stepResizes lets pending ones go on. It returns those that must be forced now.
+func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
+	var force []*Resize
+	for _, l := range g.levels() {
+		r := g.resizes[l]
+		charged, known := uint64(0), false
+		if l.Container != "" {
+			if c, ok := out.Containers[l.Container]; ok {
+				charged, known = add(c.ChargedBytes, c.DyingBytes), c.Known
+			}
+		} else if p, ok := out.Pods[l.Pod]; ok {
+			charged, known = add(p.ChargedBytes, p.DyingBytes), p.Known
+		}
+		if known {
+			r.LeastUse = min(r.LeastUse, charged)
+			if charged <= r.Desired && in.Sample.Began >= r.Started {
+				r.Fits++
+			} else {
+				r.Fits = 0
+			}
+		}
+		r.Actual = r.watch(g.cfg)
+		switch {
+		case r.Fits >= resizeFits:
+			r.State, r.Why = ResizeDone, ""
+			r.Allocated, r.Actuated, r.Actual = r.Desired, r.Desired, r.Desired
+			out.Resizes = append(out.Resizes, ResizeChange{*r})
+			delete(g.resizes, l)
+		case in.Now < r.Deadline:
+		case r.Force:
+			if known && charged > r.Desired {
+				force = append(force, r)
+			}
+		default:
+			r.State = ResizeFailed
+			r.Why = fmt.Sprintf("still uses %s > %s at the deadline", quota.HumanBytes(charged), quota.HumanBytes(r.Desired))
+			if !known {
+				r.Why = "how much it uses is not known at the deadline"
+			}
+			r.Allocated, r.Actuated, r.Actual = r.Old, r.Old, r.Old
+			out.Resizes = append(out.Resizes, ResizeChange{*r})
+			delete(g.resizes, l)
+			g.publish(l, r.Old, out)
+		}
+	}
+	return force
+}
+
+// publish puts a limit that has just changed back into the output.
+func (g *GPU) publish(l Level, limit uint64, out *Output) {
+	if l.Container != "" {
+		if c, ok := out.Containers[l.Container]; ok {
+			c.PublishedMax = limit
+			out.Containers[l.Container] = c
+		}
+		return
+	}
+	if p, ok := out.Pods[l.Pod]; ok {
+		p.PublishedMax = limit
+		out.Pods[l.Pod] = p
+	}
+}
