@@ -242,20 +242,25 @@ func FormatBytes(b uint64) string {
 	if b == 0 {
 		return "0"
 	}
-	if b%kib == 0 {
-		for _, u := range []string{"Ei", "Pi", "Ti", "Gi", "Mi", "Ki"} {
-			if b%units[u] == 0 {
-				return strconv.FormatUint(b/units[u], 10) + u
-			}
-		}
+	binary, decimal := scaled(b, "Ei", "Pi", "Ti", "Gi", "Mi", "Ki"), scaled(b, "E", "P", "T", "G", "M", "k")
+	switch {
+	case binary != "" && (decimal == "" || len(binary) <= len(decimal)):
+		return binary
+	case decimal != "":
+		return decimal
 	}
-	for _, u := range []string{"E", "P", "T", "G", "M", "k"} {
+	frac := fmt.Sprintf("%03d", b%1000)
+	return strconv.FormatUint(b/1000, 10) + "." + strings.TrimRight(frac, "0") + "k"
+}
+
+// scaled is b in the first of the units that divides it, or "".
+func scaled(b uint64, suffixes ...string) string {
+	for _, u := range suffixes {
 		if b%units[u] == 0 {
 			return strconv.FormatUint(b/units[u], 10) + u
 		}
 	}
-	frac := fmt.Sprintf("%03d", b%1000)
-	return strconv.FormatUint(b/1000, 10) + "." + strings.TrimRight(frac, "0") + "k"
+	return ""
 }
 
 // HumanBytes is a rounded form for people: "4.3 GiB". It has at most one digit behind the point.
