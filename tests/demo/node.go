@@ -39,9 +39,6 @@ const (
 
 // check says what is missing before anything is made.
 func check(opts Options) error {
-	if os.Geteuid() != 0 {
-		return quota.NewError(quota.CodeRootless, "the demo runs containers").WithHint("run it as root")
-	}
 	if opts.Lag < 0 || opts.Lag > time.Minute {
 		return quota.NewError(quota.CodeUsage, "an NVML lag of %s is not between 0 and 1m", opts.Lag).WithHint("write for example 200ms")
 	}
@@ -49,6 +46,9 @@ func check(opts Options) error {
 		if _, err := os.Stat(filepath.Join(opts.Dist, name)); err != nil {
 			return quota.NewError(quota.CodeUsage, "cannot find %s in %s", name, opts.Dist).WithHint("run `make build` first, or give --dist")
 		}
+	}
+	if os.Geteuid() != 0 {
+		return quota.NewError(quota.CodeRootless, "the demo runs containers").WithHint("run it as root")
 	}
 	for _, name := range []string{"runc", "busybox"} {
 		if _, err := exec.LookPath(name); err != nil {

@@ -8,7 +8,7 @@
  *
  * One JSON line for each step. At MAX_MIB, or where the device is full, it holds what it has.
  */
-#include "../simgpu/simgpu_client.h"
+#include "../../simgpu/simgpu_client.h"
 
 #include "report.h"
 
