@@ -69,8 +69,9 @@ func readDocument(path string) (*document, error) {
 func parseDocument(text []byte) (*object, error) {
 	var whole json.RawMessage
 	if err := json.Unmarshal(text, &whole); err != nil {
+		// encoding/json has no other way to tell it from a wrong last character.
 		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) && syntax.Offset >= int64(len(text)) {
+		if errors.As(err, &syntax) && syntax.Error() == "unexpected end of JSON input" {
 			return nil, errTruncated
 		}
 		return nil, fmt.Errorf("is not JSON: %w", err)

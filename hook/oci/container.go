@@ -151,6 +151,7 @@ func readContainer(d *document, engine quota.Engine, id, bundle string) (contain
 	c.input.Privileged = hostPID || hasCapability(capabilities, "CAP_SYS_ADMIN", "CAP_BPF")
 	c.input.CDINames = cdiNames(v.Annotations)
 	c.readIdentity(engine, id)
+	c.input.Namespace, c.input.Pod, c.input.Container = c.pod.Namespace, c.pod.Name, c.name
 	c.readPlaces()
 	return c, nil
 }
@@ -218,6 +219,7 @@ func (c *container) readIdentity(engine quota.Engine, id string) {
 	default:
 		c.pod = api.PodRef{ID: id}
 	}
+	c.input.Namespace, c.input.Pod, c.input.Container = c.pod.Namespace, c.pod.Name, c.name
 }
 
 // readPlaces finds where the shim may be mounted, and the termination message's file.

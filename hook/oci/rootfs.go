@@ -48,21 +48,15 @@ func (im image) open(name string) (*os.File, fs.FileInfo, error) {
 }
 
 // place finds the directory (or file) on the host that a path of the container lies in: the
-// innermost mount above it, or the root file system.
+// last mount at or above it, since a later one hides what was there, or the root file system.
 func (im image) place(name string) (root, rel string, err error) {
 	name = path.Clean("/" + name)
 	root, rel = im.root, name
-	best := 0
 	for _, m := range im.mounts {
 		dest := path.Clean("/" + m.Destination)
-		if len(dest) < best || dest == "/" {
+		if dest == "/" || name != dest && !strings.HasPrefix(name, dest+"/") {
 			continue
 		}
-		if name != dest && !strings.HasPrefix(name, dest+"/") {
-			continue
-		}
-		// Not shorter than the one before: it covers it.
-		best = len(dest)
 		root, rel = "", ""
 		if isBind(m) && path.IsAbs(m.Source) {
 			root, rel = m.Source, strings.TrimPrefix(name, dest)
