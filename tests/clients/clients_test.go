@@ -51,7 +51,7 @@ func gpu(t *testing.T) []string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	ready := filepath.Join(dir, "pid")
-	cmd := exec.Command(dist(t, "bin/simgpud"), "--dir", dir, "--gpus", "1", "--memory", fmt.Sprintf("%dMiB", gpuMiB), "--context-bytes", "100MiB", "--pid-file", ready)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), dist(t, "bin/simgpud"), "--dir", dir, "--gpus", "1", "--memory", fmt.Sprintf("%dMiB", gpuMiB), "--context-bytes", "100MiB", "--pid-file", ready)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	if err := cmd.Start(); err != nil {
@@ -210,7 +210,7 @@ func drive(t *testing.T, env []string, args ...string) *driven {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &driven{t: t, cmd: exec.Command(dist(t, "clients/client"), args...), in: w, lines: make(chan line, 64)}
+	d := &driven{t: t, cmd: exec.CommandContext(t.Context(), dist(t, "clients/client"), args...), in: w, lines: make(chan line, 64)}
 	d.cmd.Env, d.cmd.Stdin = env, r
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {
@@ -364,7 +364,7 @@ func TestBypassIsStaticAndFillsTheDevice(t *testing.T) {
 		}
 	}
 	env := gpu(t)
-	cmd := exec.Command(dist(t, "clients/bypass"), "64", "1")
+	cmd := exec.CommandContext(t.Context(), dist(t, "clients/bypass"), "64", "1")
 	cmd.Env = env
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -128,7 +128,7 @@ func killProcess(pid int, still func(pid int) bool) error {
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", pid, err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }() // nothing is written through it
 	// The descriptor is held: whoever has the pid now keeps it until we have looked.
 	if !still(pid) {
 		return nil

@@ -105,7 +105,7 @@ func (e *engine) command(ctx context.Context, stdin, stdout *os.File, log string
 	if err != nil {
 		return fmt.Errorf("run runtime: %w", err)
 	}
-	defer os.Remove(stderr.Name())
+	defer func() { _ = os.Remove(stderr.Name()) }() // the whole folder goes at the end
 	defer stderr.Close()
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, stderr, stderr
 	if stdin != nil {
@@ -304,8 +304,8 @@ func (c *container) exitCode() int {
 }
 
 // awaitExit waits for the end of the first process.
-func (c *container) awaitExit(ctx context.Context, within time.Duration) error {
-	timer := time.NewTimer(within)
+func (c *container) awaitExit(ctx context.Context) error {
+	timer := time.NewTimer(answerTime)
 	defer timer.Stop()
 	select {
 	case <-c.exited:
@@ -313,7 +313,7 @@ func (c *container) awaitExit(ctx context.Context, within time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
-		return fmt.Errorf("wait for %s: still running after %s", c.name, within)
+		return fmt.Errorf("wait for %s: still running after %s", c.name, answerTime)
 	}
 }
 
@@ -324,7 +324,7 @@ func (c *container) remove(ctx context.Context) error {
 		if err := c.engine.command(ctx, nil, nil, "", "kill", "--all", c.id, "KILL"); err != nil {
 			errs = append(errs, fmt.Errorf("kill %s: %w", c.name, err))
 		}
-		if err := c.awaitExit(ctx, answerTime); err != nil {
+		if err := c.awaitExit(ctx); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -95,7 +95,7 @@ func TestBundlesRunUnderRunc(t *testing.T) {
 	if err := c.say("exit 7"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.awaitExit(ctx, answerTime); err != nil {
+	if err := c.awaitExit(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if c.exitCode() != 7 {
@@ -120,7 +120,7 @@ func TestBundlesRunUnderRunc(t *testing.T) {
 	if err := killProcess(c.pid, func(int) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.awaitExit(ctx, answerTime); err != nil {
+	if err := c.awaitExit(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if c.exitCode() != 137 {

@@ -139,11 +139,11 @@ func (n *node) startGPU(ctx context.Context) error {
 	if !n.opts.Simulated {
 		uuid, name, total, ok := realGPU(ctx)
 		if ok && hasCDISpec() {
-			real, err := startRealHost(ctx, uuid)
+			sampler, err := startRealHost(ctx, uuid)
 			if err != nil {
 				return err
 			}
-			n.gpuUUID, n.gpuName, n.gpuBytes, n.real, n.host = uuid, name, total, real, real
+			n.gpuUUID, n.gpuName, n.gpuBytes, n.real, n.host = uuid, name, total, sampler, sampler
 			return nil
 		}
 	}

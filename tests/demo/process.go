@@ -20,7 +20,6 @@ type process struct {
 	log  string // what it says
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has been waited for
-	err  error         // of Wait; read after done
 }
 
 // startProcess starts a daemon in a process group of its own, so that Ctrl-C on a terminal
@@ -41,7 +40,7 @@ func startProcess(ctx context.Context, dir, name string, env []string, program s
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() {
-		p.err = p.cmd.Wait()
+		_ = p.cmd.Wait() // how it ended is in ProcessState
 		close(p.done)
 	}()
 	return p, nil
@@ -58,7 +57,7 @@ func (p *process) ready(ctx context.Context, within time.Duration, probe func(co
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s ended at its start (%v): %s", p.name, p.err, p.tail())
+			return fmt.Errorf("%s ended at its start (%s): %s", p.name, p.cmd.ProcessState, p.tail())
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready after %s (%w): %s", p.name, within, err, p.tail())
 		case <-time.After(20 * time.Millisecond):

@@ -70,7 +70,7 @@ func elfOf(path string) (interpreter string, machine elf.Machine, err error) {
 	if err != nil {
 		return "", 0, fmt.Errorf("read program: %w", err)
 	}
-	defer f.Close()
+	defer closeELF(f)
 	for _, p := range f.Progs {
 		if p.Type != elf.PT_INTERP {
 			continue
@@ -84,12 +84,15 @@ func elfOf(path string) (interpreter string, machine elf.Machine, err error) {
 	return "", f.Machine, nil
 }
 
+// closeELF closes what was only read.
+func closeELF(f *elf.File) { _ = f.Close() }
+
 func neededBy(path string) ([]string, error) {
 	f, err := elf.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read library: %w", err)
 	}
-	defer f.Close()
+	defer closeELF(f)
 	needed, err := f.ImportedLibraries()
 	if err != nil {
 		return nil, fmt.Errorf("read what %s needs: %w", path, err)
@@ -110,7 +113,7 @@ func findLibrary(name string, machine elf.Machine) (string, error) {
 				continue // a linker script, or another architecture's
 			}
 			fits := f.Machine == machine
-			f.Close()
+			closeELF(f)
 			if fits {
 				return path, nil
 			}
@@ -141,14 +144,14 @@ func (r rootfs) write(dir string) error {
 
 // copyFile copies a program or a library, what a link points to instead of the link.
 func copyFile(from, to string) error {
-	real, err := filepath.EvalSymlinks(from)
+	target, err := filepath.EvalSymlinks(from)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	in, err := os.Open(real)
+	in, err := os.Open(target)
 	if err != nil {
 		return err
 	}

@@ -271,7 +271,7 @@ func (r *runner) playBypass(ctx context.Context) {
 			return "", nil, err
 		}
 		r.bypass = c
-		if err := c.awaitExit(ctx, answerTime); err != nil {
+		if err := c.awaitExit(ctx); err != nil {
 			return "", nil, err
 		}
 		if c.exitCode() != 137 {
@@ -616,7 +616,7 @@ func (r *runner) startSidecar(ctx context.Context) (string, map[string]uint64, e
 		return "", nil, err
 	}
 	took := time.Since(started)
-	if err := c.awaitExit(ctx, answerTime); err != nil {
+	if err := c.awaitExit(ctx); err != nil {
 		return "", nil, err
 	}
 	<-c.reads

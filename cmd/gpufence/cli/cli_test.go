@@ -83,7 +83,7 @@ type fakeDaemon struct {
 func (d *fakeDaemon) containers() []api.Container {
 	started := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
 	ended := started.Add(time.Minute)
-	limits := func(max uint64) quota.Limits { return quota.Limits{Max: max, High: quota.Unlimited, Min: max} }
+	limits := func(bytes uint64) quota.Limits { return quota.Limits{Max: bytes, High: quota.Unlimited, Min: bytes} }
 	none := quota.Limits{Max: quota.Unlimited, High: quota.Unlimited}
 	polite := api.Container{
 		Key: api.ContainerKey{Engine: quota.EngineCRI, Scope: "k8s.io", ID: "aaaa0000bbbb1111cccc2222"},

@@ -3,7 +3,9 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -36,8 +38,8 @@ func (a *app) events() *cobra.Command {
 				}
 				return a.printEvent(ev, output)
 			})
-			if follow && cmd.Context().Err() != nil {
-				return nil // Ctrl-C is how following ends
+			if follow && errors.Is(err, context.Canceled) {
+				err = nil // Ctrl-C is how following ends
 			}
 			return err
 		},
