@@ -8,6 +8,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"github.com/gpufence/gpufence/enforcer/config"
@@ -25,6 +26,8 @@ func run(ctx context.Context, args, env []string, stderr io.Writer) int {
 	}
 	if path == "" {
 		path = config.DefaultPath
+	} else if abs, err := filepath.Abs(path); err == nil {
+		path = abs // the hook runs elsewhere; without a working directory nothing is created anyway
 	}
 	return oci.Wrapper{
 		Args:   args,

@@ -266,11 +266,11 @@ kind: example.com/gpu
 devices:
 - name: "0"
   containerEdits:
-    deviceNodes: [{path: /dev/gpu0, hostPath: /dev/null, type: c, major: 195, minor: 0}]
+    deviceNodes: [{path: /dev/nvidia0, hostPath: /dev/null, type: c, major: 195, minor: 0}]
     env: [GPU=zero]
 - name: "1"
   containerEdits:
-    deviceNodes: [{path: /dev/gpu1, hostPath: /dev/zero, type: c, major: 195, minor: 1, permissions: rw}]
+    deviceNodes: [{path: /dev/nvidia1, hostPath: /dev/zero, type: c, major: 195, minor: 1, permissions: rw}]
     netDevices: [{hostInterfaceName: eth7, name: gpu7}]
 containerEdits:
   env: [NVIDIA_VISIBLE_DEVICES=void, LIB=/usr/lib/gpu]
@@ -306,7 +306,7 @@ func TestInjectCDI(t *testing.T) {
 		`{"path": "/other", "futureHook": true}]`, `{"path": "/other", "futureHook": true}, {"path": "/bin/cdi-hook", "args": ["cdi-hook", "limits"]}]`,
 		`"futureStage": [1]`, `"futureStage": [1], "createContainer": [{"path": "/bin/cdi-hook", "args": ["cdi-hook", "ldcache"]}]`,
 		`"futureRule": 7}`, `"futureRule": 7}, {"allow": true, "type": "c", "major": 195, "minor": 1, "access": "rw"}, {"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rwm"}`,
-		`"futureDevice": 1}`, `"futureDevice": 1}, {"path": "/dev/gpu1", "type": "c", "major": 195, "minor": 1, "fileMode": 438}, {"path": "/dev/gpu0", "type": "c", "major": 195, "minor": 0, "fileMode": 438}`,
+		`"futureDevice": 1}`, `"futureDevice": 1}, {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 438}, {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 438}`,
 		`"futureLinux": [0.0],`, `"futureLinux": [0.0], "intelRdt": {"closID": "gpu"}, "netDevices": {"eth7": {"name": "gpu7"}},`,
 	).Replace(config)
 	if diff := cmp.Diff(value(t, []byte(want)), value(t, root.bytes())); diff != "" {
