@@ -352,15 +352,7 @@ func (n *node) newContainer(ctx context.Context, p *pod, w workload) (*container
 	if err != nil {
 		return nil, err
 	}
-	bundle := n.path("bundles", id)
-	if err := os.MkdirAll(bundle, 0o711); err != nil {
-		return nil, fmt.Errorf("make bundle: %w", err)
-	}
-	termination := n.termination(id)
-	if err := os.WriteFile(termination, nil, 0o666); err != nil {
-		return nil, fmt.Errorf("make termination log: %w", err)
-	}
-	if err := writeBundle(bundle, n.root, containerSpec(p, w, id, termination)); err != nil {
+	if err := n.writeContainer(p, w, id); err != nil {
 		return nil, err
 	}
 	c, err := n.engine.create(ctx, id, w.name)
@@ -369,6 +361,19 @@ func (n *node) newContainer(ctx context.Context, p *pod, w workload) (*container
 	}
 	n.containers = append(n.containers, c)
 	return c, nil
+}
+
+// writeContainer makes a container's bundle.
+func (n *node) writeContainer(p *pod, w workload, id string) error {
+	bundle := n.path("bundles", id)
+	if err := os.MkdirAll(bundle, 0o711); err != nil {
+		return fmt.Errorf("make bundle: %w", err)
+	}
+	termination := n.termination(id)
+	if err := os.WriteFile(termination, nil, 0o666); err != nil {
+		return fmt.Errorf("make termination log: %w", err)
+	}
+	return writeBundle(bundle, n.root, containerSpec(p, w, id, termination))
 }
 
 func (n *node) termination(id string) string { return n.path("bundles", id, "termination-log") }

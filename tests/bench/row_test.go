@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestSummarize(t *testing.T) {
+	m := measurement{Name: "x", Unit: "ns", Params: "1 slot", Baseline: []float64{10, 30, 20}, With: []float64{60, 40, 50, 1000}}
+	tests := []struct {
+		name   string
+		target *target
+		met    bool
+	}{
+		{"added met", &target{35, "added"}, true},
+		{"added missed", &target{34, "added"}, false},
+		{"ratio met", &target{2.75, "ratio"}, true},
+		{"ratio missed", &target{2.7, "ratio"}, false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := summarize(m, test.target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Name != "x (1 slot)" || got.Median != 55 || got.Baseline != 20 || got.Added != 35 || got.Ratio != 2.75 {
+				t.Errorf("summarize = %+v", got)
+			}
+			if *got.Met != test.met {
+				t.Errorf("met = %v, want %v", *got.Met, test.met)
+			}
+		})
+	}
+	if _, err := summarize(measurement{Name: "empty", Unit: "ns"}, nil); err == nil {
+		t.Error("no samples: no error")
+	}
+}
+
+func TestReadMeasurements(t *testing.T) {
+	good := `{"name":"a","unit":"ns","baseline":[1],"with":[2]}` + "\n" + `{"name":"b","unit":"ms","params":"p","baseline":[1],"with":[2]}`
+	all, err := readMeasurements(strings.NewReader(good))
+	if err != nil || len(all) != 2 || all[1].key() != "b (p)" {
+		t.Errorf("readMeasurements = %v, %v", all, err)
+	}
+	for _, bad := range []string{"nonsense", `{"unit":"ns"}`, `{"name":"a"}`, `{"name":`} {
+		if _, err := readMeasurements(strings.NewReader(bad)); err == nil {
+			t.Errorf("%q: no error", bad)
+		}
+	}
+}

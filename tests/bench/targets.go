@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "strings"
+
+// targets are the design's, by the name of a measurement and, where they differ, by its
+// parameters (a part of them). The first that fits holds.
+var targets = []struct {
+	name, params string
+	target
+}{
+	{"shim.pair", "10 blocks, 1 slot", target{150, "added"}},
+	{"shim.pair", "10 blocks, 64 slots", target{1000, "added"}},
+	{"shim.launch", "", target{5, "added"}},
+	{"shim.start", "", target{1.2, "ratio"}},
+	{"shim.dlsym_miss", "", target{50, "added"}},
+	{"runtime.create", "", target{15, "added"}},
+}
+
+func targetOf(m measurement) *target {
+	for _, t := range targets {
+		if strings.HasPrefix(m.Name, t.name) && strings.Contains(m.Params, t.params) {
+			return &t.target
+		}
+	}
+	return nil
+}
