@@ -236,6 +236,18 @@ type Event struct {
 	Numbers   map[string]uint64 `json:"numbers,omitempty"`
 	// MonotonicNS is CLOCK_MONOTONIC of the act (of SIGKILL for a kill), for latency.
 	MonotonicNS int64 `json:"monotonic_ns,omitempty"`
+	// ID ties the entries of one kill together: kill-decided (before), kill (SIGKILL was sent)
+	// or kill-failed, kill-confirmed (the memory came back).
+	ID string `json:"id,omitempty"`
+	// Candidates are whom a decision to kill considered, the chosen one first.
+	Candidates []Candidate `json:"candidates,omitempty"`
+}
+
+// Candidate is a container that was considered for a kill.
+type Candidate struct {
+	Name string `json:"name"`
+	Used uint64 `json:"used"`
+	Max  uint64 `json:"max"`
 }
 
 // Version is GET /v1/version.

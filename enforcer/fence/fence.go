@@ -47,7 +47,8 @@ type Status struct {
 type Subject struct {
 	ID    policy.ContainerID
 	Grant quota.Grant
-	// ShimAbsent, when not empty, says why the shim was not delivered.
+	// ShimAbsent, when not empty, says why the shim is not expected: not delivered, or the
+	// entry point cannot load it.
 	ShimAbsent string
 }
 
@@ -295,14 +296,15 @@ func (Shim) Lower(context.Context, Subject) error { return nil }
 func (f Shim) State(s Subject, gpu string) Status {
 	seen, ok := f.Shims.Shim(s.ID, gpu)
 	switch {
+	case ok && seen.State == string(Seen):
+		// Also where the entry point cannot load it: what it starts may.
+		return Status{State: Seen, PIDs: seen.PIDs}
 	case s.ShimAbsent != "":
 		return Status{State: Absent, Why: s.ShimAbsent, PIDs: seen.PIDs}
 	case !ok:
 		return Status{State: Delivered}
 	case seen.State == string(Absent):
 		return Status{State: Absent, Why: seen.Why, PIDs: seen.PIDs}
-	case seen.State == string(Seen):
-		return Status{State: Seen, PIDs: seen.PIDs}
 	}
 	return Status{State: Delivered, PIDs: seen.PIDs}
 }

@@ -115,6 +115,7 @@ func TestShimState(t *testing.T) {
 		{"other", "static", Status{State: Absent, Why: "static"}},
 		{"absent", "static", Status{State: Absent, Why: "static", PIDs: []int{5}}},
 		{"seen", "", Status{State: Seen}},
+		{"seen", "static", Status{State: Seen}},
 		{"absent", "", Status{State: Absent, Why: "no slot", PIDs: []int{5}}},
 		{"young", "", Status{State: Delivered, PIDs: []int{6}}},
 	} {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -31,33 +32,66 @@ type header struct {
 	SHA256 string `json:"sha256"` // of the rest, hex
 }
 
-// Store is the folder of state files.
-type Store struct{ dir string }
+// Store is the folder of state files. Unlike the rest of the package it may be used from several
+// goroutines; its lock is held over the writing of one file.
+type Store struct {
+	dir string
+
+	mu      sync.Mutex
+	newest  uint64            // number of the newest snapshot
+	written map[string]uint64 // by pod: the snapshot that its file is of
+}
 
 // OpenStore uses a folder, which it makes if need be.
 func OpenStore(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
-	return &Store{dir: dir}, nil
+	return &Store{dir: dir, written: map[string]uint64{}}, nil
 }
 
 func (s *Store) path(name string) string { return filepath.Join(s.dir, name+".json") }
 
 // Save writes a pod's file: when it returns nil, the file is whole and on disk.
 func (s *Store) Save(p *Pod) error {
+	write, err := s.Snapshot(p)
+	if err != nil {
+		return err
+	}
+	return write()
+}
+
+// Snapshot takes a copy of a pod, to be written later or elsewhere. A copy never replaces a newer
+// one, nor brings back a file that was deleted.
+func (s *Store) Snapshot(p *Pod) (write func() error, err error) {
 	text, err := encode(p)
 	if err != nil {
-		return fmt.Errorf("save pod %s: %w", p.Name, err)
+		return nil, fmt.Errorf("save pod %s: %w", p.Name, err)
 	}
-	if err := WriteFile(s.path(p.Name), text, 0o600); err != nil {
-		return fmt.Errorf("save pod %s: %w", p.Name, err)
-	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.newest++
+	name, number := p.Name, s.newest
+	return func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.written[name] > number {
+			return nil
+		}
+		if err := WriteFile(s.path(name), text, 0o600); err != nil {
+			return fmt.Errorf("save pod %s: %w", name, err)
+		}
+		s.written[name] = number
+		return nil
+	}, nil
 }
 
 // Delete removes a pod's file; a file that is not there is no error.
 func (s *Store) Delete(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.newest++
+	s.written[name] = s.newest
 	if err := os.Remove(s.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("delete pod's state: %w", err)
 	}

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package daemon is gpufenced: it grants memory to containers, raises their fences, samples
+// NVML, acts on what policy decides, and finds everything again after a restart.
+//
+// What it promises:
+//   - A change is on disk before it is answered; whoever read a counter never reads a smaller one.
+//   - Before a SIGKILL there is the counter, the journal's entry and the termination message, each
+//     with at most 50 ms; the SIGKILL comes in any case.
+//   - Unknown data refuses starts and never kills.
+//   - One container's or pod's damage (ledger, state file, files that were cut) stays its own.
+//
+// Lock order: mu, then view's lock, then the journal's. mu is held over files on tmpfs and /proc,
+// never over an NVML call, a kill, or a wait. Everything that is not said to be otherwise is
+// guarded by mu.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/enforcer/act"
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/config"
+	"github.com/gpufence/gpufence/enforcer/fence"
+	"github.com/gpufence/gpufence/enforcer/gpu"
+	"github.com/gpufence/gpufence/enforcer/journal"
+	"github.com/gpufence/gpufence/enforcer/ledger"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+// Times that no policy sets.
+const (
+	stepBefore    = 50 * time.Millisecond // each step before a kill
+	killTimeout   = 5 * time.Second       // until a kill is reported as failed
+	unknownLimit  = 2 * time.Minute       // of unknown data, then no new starts
+	waitForGPU    = 5 * time.Second       // of prepare, for the first sample and for dying memory
+	waitForProof  = 5 * time.Second       // of register, for a sample that proves the watch
+	housekeeping  = time.Second           // collection of what ended, saving of counters
+	retryNVML     = time.Second
+	stopTimeout   = killTimeout + time.Second // for what is in progress when we are told to stop
+	drainLimit    = time.Minute // how long an ended container's memory is followed
+	filesInterval = time.Second // between two writes of memory.* without a reason
+	emptyLimit    = 10 * time.Second
+)
+
+// Options are what a daemon is made of.
+type Options struct {
+	Config  config.Config
+	Library gpu.Library
+	Host    *act.Host
+	Log     *logrus.Logger
+	// PlainPages keeps shared pages in plain folders instead of a tmpfs a pod, for tests.
+	PlainPages bool
+}
+
+// Daemon is gpufenced. It implements [api.Service].
+type Daemon struct {
+	cfg     config.Config
+	lib     gpu.Library
+	host    *act.Host
+	log     *logrus.Logger
+	plain   bool
+	lock    *os.File // of the run folder
+	store   *registry.Store
+	journal *journal.Journal
+	bootID  string
+	pol     policy.Config
+	shimLib string
+
+	watch  fence.Watch
+	shim   fence.Shim
+	fences []fence.Fence
+
+	mu      sync.Mutex
+	reg     *registry.Registry
+	runtime map[string]*podRuntime // by pod name
+	dirty   map[string]bool        // pods whose file lags behind
+	gpus    map[string]*gpuState   // by UUID
+	order   []string               // UUIDs in NVML's order
+	nvmlErr error                  // why there are no GPUs; nil once there are
+	driver  string
+	sample  uint64                               // number of the newest tick
+	empty   map[policy.ContainerID]time.Duration // since when nothing lives in a container
+	lastIdl time.Duration                        // when GPUs without a container were last asked
+	facts   *facts
+	changed chan struct{} // closed and replaced after each step and each change of state
+	kick    chan struct{} // asks for a tick now
+	saidErr map[string]string
+	closed  bool
+	redo    []killTask // of kills whose signal may be missing after a restart
+
+	seen  seen // what fences look at, under its own lock
+	group sync.WaitGroup
+}
+
+// podRuntime are a pod's open pages.
+type podRuntime struct {
+	pages      *ledger.Pod
+	containers map[uint32]*ledger.Container // by index
+	broken     string                       // why the ledger is not believed, "" if it is
+	snapshot   *ledger.Snapshot             // newest
+	owners     map[slotKey]*slotOwner
+	nextScan   time.Duration // when its processes may be looked through again
+	published  map[uint32]time.Duration
+}
+
+type slotKey struct {
+	index      int
+	generation uint32
+}
+
+// gpuState is one GPU.
+type gpuState struct {
+	info    gpu.Info
+	quota   quota.GPU // with the upper bound of a context
+	sampler *gpu.Sampler
+	machine *policy.GPU
+	ticks   chan uint64
+
+	inFlight  bool
+	sentAt    time.Duration
+	have      bool // a sample was processed
+	sample    gpu.Sample
+	number    uint64
+	out       policy.Output
+	lastKnown time.Duration
+	saidWhy   string // reported reason of being unknown
+	// context are observations of processes that have one context and nothing else.
+	context map[int]contextSeen
+	// draining are containers that ended and whose memory is still listed.
+	draining map[policy.ContainerID]drain
+}
+
+type drain struct {
+	fact  policy.ContainerFact
+	until time.Duration
+}
+
+// errNotAsked says that NVML is about to be asked for the first time.
+var errNotAsked = errors.New("it was not asked yet")
+
+// New takes the run folder, reads what an earlier gpufenced left, and adopts it. It starts
+// nothing; Run does.
+func New(opts Options) (*Daemon, error) {
+	cfg := opts.Config
+	d := &Daemon{
+		cfg: cfg, lib: opts.Library, host: opts.Host, log: opts.Log, plain: opts.PlainPages,
+		runtime: map[string]*podRuntime{}, dirty: map[string]bool{}, gpus: map[string]*gpuState{},
+		changed: make(chan struct{}), kick: make(chan struct{}, 1), saidErr: map[string]string{},
+		empty:   map[policy.ContainerID]time.Duration{},
+		nvmlErr: errNotAsked,
+		pol: policy.Config{
+			Settle: cfg.Settle, StuckAfter: cfg.StuckAfter, ShimGrace: policy.DefaultConfig().ShimGrace,
+			KillInterval: cfg.KillInterval, KillRetry: policy.DefaultConfig().KillRetry,
+			KillSlackBytes: cfg.KillSlackBytes, KillSlackShare: cfg.KillSlackShare,
+		},
+	}
+	d.facts = newFacts(d.host)
+	d.watch = fence.Watch{Samples: (*samples)(d)}
+	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
+	d.fences = []fence.Fence{d.watch, d.shim}
+	d.shimLib = shimLibrary(cfg.ShimLibrary)
+
+	var err error
+	if d.bootID, err = readBootID(); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "preload")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make run folder: %w", err)
+		}
+	}
+	if d.lock, err = lockFolder(cfg.RunDir); err != nil {
+		return nil, err
+	}
+	if err := d.open(); err != nil {
+		return nil, errors.Join(err, d.lock.Close())
+	}
+	return d, nil
+}
+
+func (d *Daemon) open() error {
+	var err error
+	if d.store, err = registry.OpenStore(filepath.Join(d.cfg.RunDir, "state")); err != nil {
+		return err
+	}
+	if d.journal, err = journal.Open(d.cfg.StateDir, journal.Options{}); err != nil {
+		return err
+	}
+	if err := d.recover(); err != nil {
+		return errors.Join(err, d.journal.Close())
+	}
+	return nil
+}
+
+// lockFolder makes sure that one gpufenced only works on a run folder. The lock goes with the
+// process, however it ends.
+func lockFolder(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		closeErr := f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, quota.NewError(quota.CodeAlreadyRunning, "another gpufenced works on %s", dir).
+				WithHint("stop it (`systemctl stop gpufenced`), or give this one another --run-dir")
+		}
+		return nil, errors.Join(fmt.Errorf("lock run folder: %w", err), closeErr)
+	}
+	return f, nil
+}
+
+// shimLibrary is where libgpufence.so lies: as configured, or beside the program.
+func shimLibrary(configured string) string {
+	if configured != "" {
+		return configured
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "/usr/lib/gpufence/libgpufence.so"
+	}
+	lib := filepath.Join(filepath.Dir(filepath.Dir(exe)), "lib")
+	for _, p := range []string{filepath.Join(lib, "gpufence", "libgpufence.so"), filepath.Join(lib, "libgpufence.so")} {
+		if _, err := os.Stat(p); err == nil {
+			return p
+		}
+	}
+	return filepath.Join(lib, "gpufence", "libgpufence.so")
+}
+
+// libFolders are what $LIB stands for in a container: what Debian's loader and its relatives make
+// of it, and everybody else's.
+func libFolders() []string {
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	return []string{"lib64", "lib/" + triplet}
+}
+
+func readBootID() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// Run samples, decides and acts until the context ends; then it saves and returns. It may be
+// called once.
+func (d *Daemon) Run(ctx context.Context) error {
+	for _, t := range d.redo {
+		d.group.Go(func() { d.kill(t) })
+	}
+	d.group.Go(func() { d.runNVML(ctx) })
+	d.group.Go(func() { d.runTicks(ctx) })
+	d.group.Go(func() { d.runHousekeeping(ctx) })
+	<-ctx.Done()
+	done := make(chan struct{})
+	go func() {
+		d.group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(stopTimeout):
+		d.log.Error("an NVML call hangs: stopping without it")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.saveDirty()
+}
+
+// Close lets go of everything. Containers, their pages and limits stay as they are.
+func (d *Daemon) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	var errs []error
+	for _, rt := range d.runtime {
+		for _, c := range rt.containers {
+			errs = append(errs, c.Close())
+		}
+		if rt.pages != nil {
+			errs = append(errs, rt.pages.Close())
+		}
+	}
+	d.facts.close()
+	errs = append(errs, d.journal.Close(), d.lock.Close())
+	return errors.Join(errs...)
+}
+
+// now is the wall clock, for people and for holds; mono is what decisions go by.
+func (d *Daemon) now() time.Time      { return time.Now().UTC() }
+func (d *Daemon) mono() time.Duration { return act.Monotonic() }
+
+// notify wakes whoever waits for a change. The caller holds mu.
+func (d *Daemon) notify() {
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// poke asks for a tick now.
+func (d *Daemon) poke() {
+	select {
+	case d.kick <- struct{}{}:
+	default: // one is asked for already
+	}
+}
+
+// event puts an entry into the journal and the log.
+func (d *Daemon) event(ev api.Event) api.Event {
+	ev, err := d.journal.Append(ev)
+	fields := logrus.Fields{"event": ev.Type, "seq": ev.Seq}
+	if ev.Code != "" {
+		fields["code"] = ev.Code
+	}
+	if ev.Container != nil {
+		fields["container"] = ev.Container.ID
+	}
+	if ev.GPU != "" {
+		fields["gpu"] = ev.GPU
+	}
+	d.log.WithFields(fields).Info(ev.Message)
+	if err != nil {
+		d.once("journal", fmt.Errorf("the journal in %s cannot be written, events go on in memory: %w", d.cfg.StateDir, err))
+	} else {
+		d.once("journal", nil)
+	}
+	return ev
+}
+
+// about fills in whom an event is about.
+func about(c *registry.Container, ev api.Event) api.Event {
+	key, pod := c.Key, c.Pod().Ref
+	ev.Container, ev.Pod, ev.Name = &key, &pod, c.Name
+	return ev
+}
+
+// once logs an error when it begins, when it changes and when it ends, not each time. Unlike the
+// rest it may be called with or without mu, so it has a lock of its own.
+func (d *Daemon) once(what string, err error) {
+	d.seen.mu.Lock()
+	defer d.seen.mu.Unlock()
+	last, had := d.saidErr[what]
+	switch {
+	case err == nil && had:
+		delete(d.saidErr, what)
+		d.log.WithField("about", what).Info("works again")
+	case err != nil && (!had || last != err.Error()):
+		d.saidErr[what] = err.Error()
+		d.log.WithField("about", what).WithError(err).Error("something does not work")
+	}
+}
+
+// save writes a pod's file now. The caller holds mu.
+func (d *Daemon) save(p *registry.Pod) error {
+	if err := d.store.Save(p); err != nil {
+		d.dirty[p.Name] = true
+		return err
+	}
+	delete(d.dirty, p.Name)
+	return nil
+}
+
+// saveDirty writes every file that lags behind. The caller holds mu.
+func (d *Daemon) saveDirty() error {
+	var errs []error
+	for name := range d.dirty {
+		p := d.reg.Pod(name)
+		if p == nil {
+			delete(d.dirty, name)
+			continue
+		}
+		if err := d.save(p); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	err := errors.Join(errs...)
+	d.once("state", err)
+	return err
+}
+
+// seen is what fences look at. It has its own lock, so that they may be asked anywhere.
+type seen struct {
+	mu      sync.Mutex
+	samples map[string]fence.SampleInfo
+	shims   map[policy.ContainerID]map[string]policy.Shim
+}
+
+// Shim implements [fence.Shims].
+func (s *seen) Shim(id policy.ContainerID, uuid string) (policy.Shim, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st, ok := s.shims[id][uuid]
+	return st, ok
+}
+
+func (s *seen) set(uuid string, info fence.SampleInfo, states map[policy.ContainerID]policy.ContainerState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.samples == nil {
+		s.samples, s.shims = map[string]fence.SampleInfo{}, map[policy.ContainerID]map[string]policy.Shim{}
+	}
+	s.samples[uuid] = info
+	for id, st := range states {
+		if s.shims[id] == nil {
+			s.shims[id] = map[string]policy.Shim{}
+		}
+		s.shims[id][uuid] = st.Shim
+	}
+}
+
+func (s *seen) forget(id policy.ContainerID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.shims, id)
+}
+
+// samples is the daemon as [fence.Samples].
+type samples Daemon
+
+// Newest implements [fence.Samples].
+func (s *samples) Newest(uuid string) (fence.SampleInfo, bool) {
+	s.seen.mu.Lock()
+	defer s.seen.mu.Unlock()
+	info, ok := s.seen.samples[uuid]
+	return info, ok
+}
+
+// Now implements [fence.Samples].
+func (s *samples) Now() time.Duration { return act.Monotonic() }
+
+// Refresh implements [fence.Samples].
+func (s *samples) Refresh(ctx context.Context, uuid string) error {
+	d := (*Daemon)(s)
+	began := d.mono()
+	for {
+		d.mu.Lock()
+		changed := d.changed
+		d.mu.Unlock()
+		if info, ok := s.Newest(uuid); ok && info.Began >= began {
+			return nil
+		}
+		d.poke()
+		select {
+		case <-changed:
+		case <-time.After(10 * time.Millisecond): // the kick may have met a sample in flight
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/act"
+	"github.com/gpufence/gpufence/enforcer/ledger"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+// facts remembers who a pid is as long as a pidfd shows that it is still the same process, so that
+// /proc is read once a process and not once a sample.
+type facts struct {
+	host  *act.Host
+	procs map[int]*procFact
+	// version changes with the set of registered cgroups: whoever belonged to nobody is then
+	// looked at again.
+	version uint64
+}
+
+type procFact struct {
+	process   act.Process
+	container policy.ContainerID
+	pidfd     *act.Pidfd
+	version   uint64
+	used      bool // in this step
+}
+
+func newFacts(host *act.Host) *facts { return &facts{host: host, procs: map[int]*procFact{}} }
+
+func (f *facts) drop(pid int) {
+	if p := f.procs[pid]; p != nil {
+		// Only held to learn of the exit: nothing can be lost by closing.
+		_ = p.pidfd.Close()
+		delete(f.procs, pid)
+	}
+}
+
+func (f *facts) close() {
+	for pid := range f.procs {
+		f.drop(pid)
+	}
+}
+
+// owners are the registered cgroups and whose they are.
+type owners struct {
+	cgroups []act.Cgroup
+	ids     map[act.Cgroup]policy.ContainerID
+}
+
+func (d *Daemon) owners() owners {
+	o := owners{ids: map[act.Cgroup]policy.ContainerID{}}
+	for _, c := range d.reg.Containers() {
+		if c.State == registry.Running {
+			o.cgroups = append(o.cgroups, *c.Cgroup)
+			o.ids[*c.Cgroup] = c.ID()
+		}
+	}
+	return o
+}
+
+// fact says who has a pid now; ok is false if nobody has. A process that cannot be judged now
+// (it changed while it was read) is left out, which policy takes as unknown to us; the next
+// sample asks again.
+func (f *facts) fact(pid int, o owners) (policy.ProcFact, bool) {
+	p := f.procs[pid]
+	if p != nil {
+		exited, err := p.pidfd.Exited()
+		if err != nil || exited {
+			f.drop(pid)
+			p = nil
+		}
+	}
+	if p == nil || p.container == "" && p.version != f.version {
+		f.drop(pid)
+		proc, cg, ours, err := f.host.Owner(pid, o.cgroups)
+		if err != nil {
+			return policy.ProcFact{}, false
+		}
+		fd, err := f.host.Open(pid, proc.Start)
+		if err != nil {
+			if errors.Is(err, act.ErrGone) && proc.Exiting {
+				return policy.ProcFact{PID: pid, Start: proc.Start, State: policy.Exited, Comm: proc.Comm}, true
+			}
+			return policy.ProcFact{}, false
+		}
+		p = &procFact{process: proc, pidfd: fd, version: f.version}
+		if ours {
+			p.container = o.ids[cg]
+		}
+		f.procs[pid] = p
+		if exited, err := fd.Exited(); err != nil || exited {
+			out := policy.ProcFact{PID: pid, Start: proc.Start, Container: p.container, State: policy.Exited, Comm: proc.Comm}
+			f.drop(pid)
+			return out, true
+		}
+	} else if p.container != "" {
+		// An exiting process gives its memory back soon and must not be judged; that shows in
+		// /proc only, and matters for ours only.
+		if now, err := f.host.Process(pid); err == nil && now.Start == p.process.Start {
+			p.process = now
+		}
+	}
+	p.used = true
+	out := policy.ProcFact{PID: pid, Start: p.process.Start, Container: p.container, Comm: p.process.Comm}
+	if p.process.Exiting {
+		out.State = policy.Exiting
+	}
+	return out, true
+}
+
+// sweep drops what no step of any GPU has asked for since the last sweep.
+func (f *facts) sweep() {
+	for pid, p := range f.procs {
+		if !p.used {
+			f.drop(pid)
+			continue
+		}
+		p.used = false
+	}
+}
+
+// slotOwner is the process that claimed a slot.
+type slotOwner struct {
+	pid       int
+	start     uint64
+	container *registry.Container
+}
+
+// findOwners gives every slot of a pod its process, as far as it can be found: in the cgroups of
+// the pod's containers, with the pid namespace and the pid in it that the slot says. The slot's
+// word is only where to look; a lie finds nobody, or somebody of the same pod.
+func (d *Daemon) findOwners(p *registry.Pod, rt *podRuntime) {
+	open := map[slotKey]*ledger.Slot{}
+	present := map[slotKey]bool{}
+	for i := range rt.snapshot.Slots {
+		s := &rt.snapshot.Slots[i]
+		k := slotKey{s.Index, s.Generation}
+		present[k] = true
+		if rt.owners[k] == nil && s.PID != 0 {
+			open[k] = s
+		}
+	}
+	for k := range rt.owners {
+		if !present[k] {
+			delete(rt.owners, k)
+		}
+	}
+	now := d.mono()
+	if len(open) == 0 || now < rt.nextScan {
+		return
+	}
+	type nsPID struct {
+		ns  uint64
+		pid int
+	}
+	wanted := map[nsPID][]slotKey{}
+	for k, s := range open {
+		id := nsPID{s.PIDNSInode, int(s.PID)}
+		wanted[id] = append(wanted[id], k)
+	}
+	for _, c := range p.Containers {
+		if c.State != registry.Running {
+			continue
+		}
+		pids, err := d.host.Procs(*c.Cgroup)
+		if err != nil {
+			continue // the cgroup goes; housekeeping ends the container
+		}
+		for _, pid := range pids {
+			proc, err := d.host.Process(pid)
+			if err != nil {
+				continue // it exited meanwhile
+			}
+			for _, k := range wanted[nsPID{proc.PIDNS, proc.NSPID}] {
+				rt.owners[k] = &slotOwner{pid: proc.PID, start: proc.Start, container: c}
+			}
+		}
+	}
+	// A pod that forges slots, or has very many processes, costs at most a twentieth of our time.
+	rt.nextScan = now + 20*(d.mono()-now)
+}
+
+// slotContainer names whose a slot is, for the totals of its events.
+func (rt *podRuntime) slotContainer(s *ledger.Slot) string {
+	if o := rt.owners[slotKey{s.Index, s.Generation}]; o != nil {
+		return o.container.Folder()
+	}
+	return ""
+}
+
+// slotFacts are a pod's slots on one GPU.
+func (d *Daemon) slotFacts(p *registry.Pod, rt *podRuntime, uuid string, number uint64) []policy.SlotFact {
+	gpuIndex := p.GPUIndex(uuid)
+	if gpuIndex < 0 || rt.snapshot == nil {
+		return nil
+	}
+	out := make([]policy.SlotFact, 0, len(rt.snapshot.Slots)+1)
+	add := func(s *ledger.Slot, overflow bool) {
+		g := &s.GPU[gpuIndex]
+		f := policy.SlotFact{
+			Pod: p.ID(), Index: s.Index, Generation: s.Generation, Overflow: overflow,
+			Dying:       s.State == ledger.SlotDying,
+			DeviceBytes: g.DeviceBytes, ManagedBytes: g.ManagedBytes, SwapBytes: g.SwapBytes,
+			PeakBytes: map[uint64]uint64{},
+		}
+		for _, n := range []uint64{number - 1, number} {
+			if b, ok := g.PeakDuring(n); ok {
+				f.PeakBytes[n] = b
+			}
+		}
+		if !overflow {
+			if o := rt.owners[slotKey{s.Index, s.Generation}]; o != nil {
+				f.PID, f.Start = o.pid, o.start
+			}
+			free, err := rt.pages.Ledger().LockFree(s.Index)
+			f.LockFree = err == nil && free // not known: as if it were held
+		}
+		out = append(out, f)
+	}
+	for i := range rt.snapshot.Slots {
+		add(&rt.snapshot.Slots[i], false)
+	}
+	add(&rt.snapshot.Overflow, true)
+	return out
+}
+
+// readLedger takes a new snapshot of a pod. A broken ledger is said once, and not believed until
+// it is whole again.
+func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
+	s, err := rt.pages.Ledger().Snapshot()
+	if err != nil {
+		rt.snapshot = nil
+		if rt.broken == "" {
+			rt.broken = err.Error()
+			d.podEvent(p, "ledger-broken", "the pod's ledger is not believed any more, its limits hold by what NVML says: "+err.Error())
+		}
+		return
+	}
+	if rt.broken != "" {
+		rt.broken = ""
+		d.podEvent(p, "ledger-whole", "the pod's ledger is whole again")
+	}
+	rt.snapshot = s
+	d.findOwners(p, rt)
+	p.Totals.Observe(s, rt.slotContainer)
+}
+
+// contextSeen is a process that charged one context and nothing else.
+type contextSeen struct {
+	start uint64
+	bytes uint64
+	since time.Duration
+}
+
+// learnContexts raises or lowers what a context costs in a pod to the largest that was seen
+// there. It is kept a pod for itself, since who writes the slots could lower another's; and never
+// above the upper bound, since who allocates behind the shim could raise it.
+func (d *Daemon) learnContexts(g *gpuState, out *policy.Output) {
+	present := map[int]bool{}
+	for _, p := range out.Processes {
+		c := d.reg.ByID(p.Container)
+		if c == nil || p.State != "live" || !p.Listed || !p.Known || p.Slot < 0 {
+			continue
+		}
+		charged := d.contextBytes(c.Pod(), g)
+		// The ledger counts whole units, so a context's charge is rounded up.
+		if p.LedgerBytes != units(charged) && p.LedgerBytes != units(g.quota.ContextBytes) {
+			continue
+		}
+		if p.NVMLBytes > g.quota.ContextBytes || p.NVMLBytes < g.quota.ContextBytes/8 {
+			continue
+		}
+		present[p.PID] = true
+		last, ok := g.context[p.PID]
+		if !ok || last.start != p.Start || last.bytes != p.NVMLBytes {
+			g.context[p.PID] = contextSeen{p.Start, p.NVMLBytes, d.mono()}
+			continue
+		}
+		// NVML may lag, and a context grows for a while after its creation.
+		if d.mono()-last.since < 2*d.cfg.Settle {
+			continue
+		}
+		pod := c.Pod()
+		if p.NVMLBytes > pod.ContextBytes[g.info.UUID] {
+			if pod.ContextBytes == nil {
+				pod.ContextBytes = map[string]uint64{}
+			}
+			pod.ContextBytes[g.info.UUID] = p.NVMLBytes
+			d.dirty[pod.Name] = true
+		}
+	}
+	for pid := range g.context {
+		if !present[pid] {
+			delete(g.context, pid)
+		}
+	}
+}
+
+func units(b uint64) uint64 {
+	return (b + ledger.UnitBytes - 1) / ledger.UnitBytes * ledger.UnitBytes
+}
+
+// contextBytes is what the pod's shims charge for a context on a GPU.
+func (d *Daemon) contextBytes(p *registry.Pod, g *gpuState) uint64 {
+	if b := p.ContextBytes[g.info.UUID]; b != 0 {
+		return b
+	}
+	return g.quota.ContextBytes
+}
+
+// stepPIDs are the pids that a step needs facts of.
+func stepPIDs(s *policy.Sample, slots []policy.SlotFact, last []policy.ProcessState) []int {
+	var pids []int
+	for _, p := range s.Processes {
+		pids = append(pids, p.PID)
+	}
+	for _, f := range slots {
+		if f.PID != 0 {
+			pids = append(pids, f.PID)
+		}
+	}
+	for _, p := range last {
+		pids = append(pids, p.PID)
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/gpu"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+// inFlightTicks is how many periods a slow sample may hold back the next number: slots keep peaks
+// of two numbers only, so a number that passed unread loses one. A GPU that is slower than that
+// must not slow the others.
+const inFlightTicks = 3
+
+// runNVML finds the GPUs, and again when all of them are gone.
+func (d *Daemon) runNVML(ctx context.Context) {
+	for {
+		if d.needNVML() {
+			err := d.findGPUs(ctx)
+			d.once("nvml", err)
+			d.mu.Lock()
+			d.nvmlErr = err
+			d.notify()
+			d.mu.Unlock()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retryNVML):
+		}
+	}
+}
+
+// needNVML says whether NVML has to be asked for its devices: it was not yet, or every GPU has
+// failed outright for a while (a driver that was reloaded). A call that hangs forbids it: it is
+// still inside NVML.
+func (d *Daemon) needNVML() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.nvmlErr != nil {
+		return true
+	}
+	for _, g := range d.gpus {
+		if !g.have || g.sample.Err == nil || errors.Is(g.sample.Err, gpu.ErrHung) || g.inFlight || d.mono()-g.lastKnown < 5*time.Second {
+			return false
+		}
+	}
+	return true
+}
+
+// findGPUs initialises NVML and takes its devices over. A GPU that is known keeps its state.
+func (d *Daemon) findGPUs(ctx context.Context) error {
+	d.mu.Lock()
+	again := len(d.gpus) > 0
+	d.mu.Unlock()
+	if again {
+		if err := d.lib.Shutdown(); err != nil {
+			d.once("nvml-shutdown", err)
+		}
+	}
+	if err := d.lib.Init(); err != nil {
+		return err
+	}
+	devices, err := d.lib.Devices()
+	if err == nil && len(devices) == 0 {
+		err = errors.New("NVML lists no GPU")
+	}
+	if err != nil {
+		return errors.Join(err, d.lib.Shutdown())
+	}
+	driver, err := d.lib.Driver()
+	if err != nil {
+		driver = "unknown" // shown only
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errors.New("gpufenced is stopping")
+	}
+	d.driver = driver
+	d.order = nil
+	for _, dev := range devices {
+		info := dev.Info()
+		d.order = append(d.order, info.UUID)
+		g := d.gpus[info.UUID]
+		if g == nil {
+			g = &gpuState{
+				machine: policy.NewGPU(info.UUID, d.pol), ticks: make(chan uint64, 1), lastKnown: d.mono(),
+				context: map[int]contextSeen{}, draining: map[policy.ContainerID]drain{},
+			}
+			d.gpus[info.UUID] = g
+			d.restoreResizes(info.UUID, g)
+			d.group.Go(func() { d.runGPU(ctx, g) })
+		}
+		g.info = info
+		g.quota = gpu.Quota(info, gpu.Reserve{Bytes: d.cfg.ReserveBytes, Share: d.cfg.ReserveShare}, d.cfg.ContextBytes)
+		g.sampler = gpu.NewSampler(dev)
+	}
+	d.event(api.Event{Type: "gpus-found", Message: fmt.Sprintf("NVML of driver %s lists %d GPUs", driver, len(devices))})
+	d.poke()
+	return nil
+}
+
+// restoreResizes puts pending resizes back into the GPU's decisions.
+func (d *Daemon) restoreResizes(uuid string, g *gpuState) {
+	for _, p := range d.reg.Pods() {
+		for _, r := range p.Resizes[uuid] {
+			if r.State == policy.ResizePending {
+				g.machine.RestoreResize(r)
+			}
+		}
+	}
+}
+
+// granted says whether a GPU has a container that counts, or is still followed.
+func (d *Daemon) granted(uuid string) bool {
+	g := d.gpus[uuid]
+	if g != nil && len(g.draining) > 0 {
+		return true
+	}
+	for _, p := range d.reg.Pods() {
+		if p.GPUIndex(uuid) < 0 {
+			continue
+		}
+		for _, c := range p.Containers {
+			if c.State == registry.Running || c.Holds(uuid) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// runTicks gives every sample its number.
+func (d *Daemon) runTicks(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-d.kick:
+		}
+		timer.Reset(d.tick())
+	}
+}
+
+// tick publishes the next number in every page and sends the GPUs to work that are due. It
+// returns the time until the next one.
+func (d *Daemon) tick() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.mono()
+	idleDue := now-d.lastIdl >= d.cfg.SampleIdle
+	next := d.cfg.SampleIdle
+	var due []*gpuState
+	for _, uuid := range d.order {
+		g := d.gpus[uuid]
+		busy := d.granted(uuid)
+		if busy {
+			next = d.cfg.Sample
+		}
+		switch {
+		case g.inFlight && now-g.sentAt < inFlightTicks*d.cfg.Sample:
+			// Its answer must be read under the present number.
+			return d.cfg.Sample / 10
+		case g.inFlight:
+		case busy || idleDue || !g.have:
+			due = append(due, g)
+		}
+	}
+	if idleDue {
+		d.lastIdl = now
+	}
+	d.sample++
+	for _, rt := range d.runtime {
+		for index, c := range rt.containers {
+			err := errors.Join(c.BeginSample(d.sample), c.Beat())
+			d.pageError(rt, index, err)
+		}
+	}
+	for _, g := range due {
+		select {
+		case g.ticks <- d.sample:
+			g.inFlight, g.sentAt = true, now
+		default: // cannot be: nothing is in flight
+		}
+	}
+	return next
+}
+
+// runGPU samples one GPU whenever it is told to.
+func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case n := <-g.ticks:
+			d.mu.Lock()
+			sampler := g.sampler
+			d.mu.Unlock()
+			sctx, cancel := context.WithTimeout(ctx, d.cfg.SampleDeadline)
+			s := sampler.Sample(sctx)
+			cancel()
+			if ctx.Err() != nil {
+				return // a sample that was cut by our own end says nothing
+			}
+			d.step(g, n, s)
+		}
+	}
+}
+
+// infos are the GPUs in NVML's order.
+func (d *Daemon) infos() []gpu.Info {
+	out := make([]gpu.Info, 0, len(d.order))
+	for _, uuid := range d.order {
+		out = append(out, d.gpus[uuid].info)
+	}
+	return out
+}
+
+// usable refuses a GPU that nothing trustworthy is known of. wait says that a first sample is on
+// its way.
+func (d *Daemon) usable(uuid string) (wait bool, err error) {
+	g := d.gpus[uuid]
+	if g == nil {
+		return false, quota.NewError(quota.CodeNoSuchGPU, "GPU %s is not on this node any more", uuid)
+	}
+	if !g.have {
+		return true, quota.NewError(quota.CodeGPUUnknown, "NVML has not answered for GPU %s yet", uuid).WithHint("try again in some seconds")
+	}
+	if silent := d.mono() - g.lastKnown; !g.out.Known && silent >= unknownLimit {
+		return false, quota.NewError(quota.CodeGPUUnknown, "nothing is known of GPU %s for %s (%.100s): no container starts on it",
+			uuid, silent.Round(time.Second), g.out.Why).WithHint("look at nvidia-smi and the kernel's log")
+	}
+	return false, nil
+}
+
+// noGPUs is why nothing can be granted, nil if something can. The caller holds mu.
+func (d *Daemon) noGPUs() error {
+	if d.nvmlErr == nil {
+		return nil
+	}
+	return quota.NewError(quota.CodeNVMLUnavailable, "NVML is not usable: %w", d.nvmlErr).
+		WithHint("install the NVIDIA driver, or set nvml-library in the configuration")
+}

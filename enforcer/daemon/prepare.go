@@ -1,0 +1,685 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/fence"
+	"github.com/gpufence/gpufence/enforcer/gpu"
+	"github.com/gpufence/gpufence/enforcer/ledger"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+// Bounds of what a request may carry, far above what engines send.
+const (
+	maxID      = 1024
+	maxPath    = 4096
+	maxPreload = 64 << 10
+)
+
+// Prepare implements [api.Service].
+func (d *Daemon) Prepare(ctx context.Context, req api.PrepareRequest) (api.PrepareResponse, error) {
+	resp, err := d.prepare(ctx, req)
+	if err != nil {
+		d.refused(req.Key, req.Pod, req.ContainerName, err)
+		return api.PrepareResponse{}, err
+	}
+	return resp, nil
+}
+
+// refused puts a refusal into the journal; whoever gave up by himself was not refused.
+func (d *Daemon) refused(key api.ContainerKey, pod api.PodRef, name string, err error) {
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	e := api.ErrorOf(err)
+	ev := api.Event{Type: "refused", Code: e.Code, Name: cutTo(name, 256), Message: cutTo(e.Message, 2048)}
+	if len(key.ID) <= maxID && len(key.Scope) <= maxPath && len(pod.ID) <= maxID && len(pod.Name) <= maxID && len(pod.Namespace) <= maxID && len(pod.UID) <= maxID {
+		ev.Container, ev.Pod = &key, &pod
+	}
+	d.event(ev)
+}
+
+func cutTo(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
+}
+
+// checkRequest refuses what no wrapper of ours sends.
+func checkRequest(req *api.PrepareRequest) error {
+	bad := func(format string, args ...any) error { return quota.NewError(quota.CodeBadRequest, format, args...) }
+	if err := checkKey(req.Key); err != nil {
+		return err
+	}
+	switch {
+	case req.Pod.ID == "":
+		return bad("the request names no pod")
+	case len(req.Pod.ID) > maxID || len(req.Pod.Name) > maxID || len(req.Pod.Namespace) > maxID || len(req.Pod.UID) > maxID || len(req.ContainerName) > maxID:
+		return bad("the names in the request are too long")
+	case len(req.Bundle) > maxPath || len(req.TerminationLog) > maxPath:
+		return bad("the paths in the request are too long")
+	case req.TerminationLog != "" && !filepath.IsAbs(req.TerminationLog):
+		return bad("the termination log %.100q is not an absolute path", req.TerminationLog)
+	case len(req.ImagePreload) > maxPreload || strings.ContainsRune(req.ImagePreload, 0):
+		return quota.NewError(quota.CodePreloadFile, "the image's /etc/ld.so.preload has %d bytes or is no text", len(req.ImagePreload)).
+			WithHint("remove it from the image, or keep it below 64 KiB")
+	case len(req.Devices.Selectors) > 1024:
+		return bad("the request names %d GPUs", len(req.Devices.Selectors))
+	}
+	if req.ShimDir == "" {
+		req.ShimDir = ledger.ContainerDir
+	}
+	if !filepath.IsAbs(req.ShimDir) || filepath.Clean(req.ShimDir) != req.ShimDir || len(req.ShimDir) > 256 || strings.ContainsAny(req.ShimDir, " \t\n:$\x00") {
+		return bad("the folder %.100q for our files in the container is not a plain absolute path", req.ShimDir)
+	}
+	return nil
+}
+
+func checkKey(k api.ContainerKey) error {
+	switch {
+	case k.ID == "":
+		return quota.NewError(quota.CodeBadRequest, "the request names no container")
+	case len(k.ID) > maxID || len(k.Scope) > maxPath || strings.ContainsRune(k.ID+k.Scope, 0):
+		return quota.NewError(quota.CodeBadRequest, "the container's id or scope is too long, or no text")
+	case !slices.Contains(quota.Engines(), k.Engine):
+		return quota.NewError(quota.CodeBadRequest, "engine %.40q is unknown", k.Engine)
+	}
+	return nil
+}
+
+// fingerprint is the same for the same request.
+func fingerprint(req api.PrepareRequest) string {
+	b, err := json.Marshal(req) // maps are written in the order of their keys
+	if err != nil {
+		// Cannot be, as it came as JSON; then it is like no other.
+		return newID()
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// prepare tries until it is done, refused for good, or has waited long enough for NVML's first
+// answer or for memory that is on its way back.
+func (d *Daemon) prepare(ctx context.Context, req api.PrepareRequest) (api.PrepareResponse, error) {
+	if err := checkRequest(&req); err != nil {
+		return api.PrepareResponse{}, err
+	}
+	deadline := time.Now().Add(waitForGPU)
+	for {
+		d.mu.Lock()
+		resp, retry, err := d.tryPrepare(req)
+		changed := d.changed
+		d.mu.Unlock()
+		if err == nil || !retry || !time.Now().Before(deadline) {
+			return resp, err
+		}
+		d.poke()
+		timer := time.NewTimer(time.Until(deadline))
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return api.PrepareResponse{}, err // the reason is worth more than that time is up
+		}
+	}
+}
+
+// tryPrepare does it all under mu, or says what is missing.
+func (d *Daemon) tryPrepare(req api.PrepareRequest) (resp api.PrepareResponse, retry bool, err error) {
+	if d.closed {
+		return resp, false, quota.NewError(quota.CodeUnreachable, "gpufenced is stopping").WithHint("start it again")
+	}
+	mark := fingerprint(req)
+	old := d.reg.Lookup(req.Key)
+	if old != nil && old.State == registry.Running {
+		switch {
+		case d.aliveInit(old) && old.Fingerprint == mark:
+			return d.answer(old), false, nil
+		case d.aliveInit(old):
+			return resp, false, quota.NewError(quota.CodeBadRequest, "container %s runs already, with other settings", old.Display())
+		}
+		d.end(old) // its poststop never came
+	}
+	pol := d.cfg.Policy.For(req.Pod.Namespace)
+	lenient := pol.Mode != quota.ModeEnforce
+
+	var notices []string
+	grant, notes, retry, err := d.resolve(req, pol)
+	notices = append(notices, notes...)
+	if err == nil && len(grant.GPUs) == 0 {
+		// Nothing to fence: not our container.
+		return api.PrepareResponse{Grant: grant, Notices: notices}, false, nil
+	}
+	if err == nil && req.Privileged && grant.Limited() {
+		if pol.PrivilegedRefuse[req.Key.Engine] {
+			err = quota.NewError(quota.CodePrivileged, "the container could switch its fences off (privileged, host pid namespace, CAP_SYS_ADMIN or CAP_BPF)").
+				WithHint("run it without, or set privileged = \"report\" in [accept.%s]", req.Key.Engine)
+		} else {
+			notices = append(notices, "the container could switch its fences off (privileged, host pid namespace, CAP_SYS_ADMIN or CAP_BPF)")
+		}
+	}
+	if err == nil {
+		retry, err = d.admitContainer(req, pol, grant)
+	}
+	if err != nil {
+		if !lenient || len(grant.GPUs) == 0 {
+			return resp, retry, err
+		}
+		e := api.ErrorOf(err)
+		notices = append(notices, "would be refused: "+e.Error())
+		key, pod := req.Key, req.Pod
+		d.event(api.Event{Type: "would-refuse", Code: e.Code, Container: &key, Pod: &pod, Name: req.ContainerName, Message: e.Message})
+	}
+
+	if old != nil && old.State == registry.Prepared && old.Fingerprint == mark {
+		held, at := old.Held, old.PreparedAt
+		old.Held, old.PreparedAt = true, d.now()
+		if err := d.save(old.Pod()); err != nil {
+			old.Held, old.PreparedAt = held, at
+			return resp, false, stateError(err)
+		}
+		return d.answer(old), false, nil
+	}
+	c, err := d.add(req, pol, grant, mark, notices)
+	if err != nil {
+		return resp, false, err
+	}
+	return d.answer(c), false, nil
+}
+
+// resolve computes the grant. In the modes that refuse nothing, a grant without limits comes with
+// the error.
+func (d *Daemon) resolve(req api.PrepareRequest, pol quota.Policy) (quota.Grant, []string, bool, error) {
+	subject := quota.Subject{
+		Engine: req.Key.Engine, Namespace: req.Pod.Namespace, Pod: req.Pod.Name, Container: req.ContainerName,
+		Annotations: req.Annotations, Env: req.Env, HasGPU: asksGPU(req.Devices.Selectors),
+	}
+	none := quota.Grant{Mode: pol.Mode, Require: quota.LevelNone, OOMGroup: true}
+	parsed, notes, parseErr := quota.Parse(subject, pol)
+	notices := texts(notes)
+	if parseErr != nil && pol.Mode == quota.ModeEnforce {
+		return none, notices, false, parseErr
+	}
+	selectors := req.Devices.Selectors
+	if !asksGPU(selectors) && parseErr == nil {
+		selectors = parsed.Selectors()
+	}
+	if !asksGPU(selectors) {
+		return none, notices, false, parseErr
+	}
+	if err := d.noGPUs(); err != nil {
+		return none, notices, errors.Is(err, errNotAsked), err
+	}
+	infos, retry, err := d.selectGPUs(selectors)
+	if err != nil {
+		return none, notices, retry, err
+	}
+	for _, i := range infos {
+		none.GPUs = append(none.GPUs, d.gpus[i.UUID].quota)
+	}
+	if parseErr != nil {
+		return none, notices, false, parseErr
+	}
+	for _, i := range infos {
+		if _, err := ledger.ParseUUID(i.UUID); err != nil {
+			return none, notices, false, quota.NewError(quota.CodeNoSuchGPU, "GPU %.80q has no UUID that can be used: %w", i.UUID, err)
+		}
+		if i.MIG {
+			return none, notices, false, quota.NewError(quota.CodeNotEnforced, "GPU %s is in MIG mode, which this version does not enforce", i.UUID).
+				WithHint("use a GPU without MIG")
+		}
+	}
+	grant, notes, err := parsed.Resolve(none.GPUs, pol)
+	notices = append(notices, texts(notes)...)
+	if err != nil {
+		return none, notices, false, err
+	}
+	return grant, notices, false, nil
+}
+
+func texts(notes []quota.Notice) []string {
+	var out []string
+	for _, n := range notes {
+		out = append(out, string(n))
+	}
+	return out
+}
+
+// asksGPU says whether selectors may name a GPU.
+func asksGPU(selectors []string) bool {
+	return slices.ContainsFunc(selectors, func(s string) bool { return s != "" && s != "none" && s != "void" })
+}
+
+// selectGPUs finds what the selectors name. "any" and "any=N" are placed where the most is left to
+// promise.
+func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, bool, error) {
+	count := 0
+	for _, s := range selectors {
+		if s == "any" {
+			count = 1
+		} else if n, ok := strings.CutPrefix(s, "any="); ok {
+			v, err := strconv.Atoi(n)
+			if err != nil || v < 1 {
+				return nil, false, quota.NewError(quota.CodeBadGPUSelector, "%.100q is not a number of GPUs", s)
+			}
+			count = v
+		}
+	}
+	if count > 0 {
+		infos := d.infos()
+		if count > len(infos) {
+			return nil, false, quota.NewError(quota.CodeNoSuchGPU, "%d GPUs are asked for, this node has %d", count, len(infos))
+		}
+		left := func(i gpu.Info) uint64 {
+			var held uint64
+			for _, p := range d.reg.Pods() {
+				held += min(p.MinBytes(i.UUID), quota.Unlimited-held)
+			}
+			a := d.gpus[i.UUID].quota.AllocatableBytes
+			return a - min(a, held)
+		}
+		slices.SortStableFunc(infos, func(a, b gpu.Info) int {
+			switch la, lb := left(a), left(b); {
+			case la > lb:
+				return -1
+			case la < lb:
+				return 1
+			}
+			return 0
+		})
+		return infos[:count], false, nil
+	}
+	infos, err := gpu.Select(d.infos(), selectors)
+	if err != nil {
+		var sel *gpu.SelectorError
+		if errors.As(err, &sel) {
+			return nil, false, quota.NewError(quota.CodeNoSuchGPU, "there is no GPU %.100q here, this node has %s", sel.Selector, strings.Join(sel.Have, ", "))
+		}
+		return nil, false, err
+	}
+	return infos, false, nil
+}
+
+// admitContainer asks whether the promises of a new container can be kept. transient says that
+// waiting may help.
+func (d *Daemon) admitContainer(req api.PrepareRequest, pol quota.Policy, grant quota.Grant) (transient bool, err error) {
+	pod := d.reg.Pod(registry.PodName(req.Key.Engine, req.Key.Scope, req.Pod.ID))
+	for _, g := range grant.GPUs {
+		if wait, err := d.usable(g.UUID); err != nil {
+			return wait, err
+		}
+		own := limits(grant.Container, g.UUID)
+		podLimits := limits(grant.Pod, g.UUID)
+		sum := own.Min
+		if pod != nil {
+			for _, c := range pod.Containers {
+				if c.Key != req.Key && c.Holds(g.UUID) {
+					sum += min(c.ContainerLimits(g.UUID).Min, quota.Unlimited-sum)
+					podLimits = d.podLimitsWith(pod, grant, g.UUID)
+				}
+			}
+		}
+		want := max(sum, podLimits.Min)
+		if transient, err := d.admit(g.UUID, pod, req.Pod.Namespace, pol, want, min(own.Max, podLimits.Max) > want); err != nil {
+			return transient, err
+		}
+	}
+	return false, nil
+}
+
+func limits(m map[string]quota.Limits, uuid string) quota.Limits {
+	if l, ok := m[uuid]; ok {
+		return l
+	}
+	return quota.Limits{Max: quota.Unlimited, High: quota.Unlimited, SwapMax: quota.Unlimited}
+}
+
+// podLimitsWith are a pod's limits once a container with that grant has joined: what a resize made
+// of them stays if the container comes with what the others came with.
+func (d *Daemon) podLimitsWith(p *registry.Pod, grant quota.Grant, uuid string) quota.Limits {
+	asked := limits(grant.Pod, uuid)
+	if before, ok := p.Asked[uuid]; ok && before == asked {
+		return p.PodLimits(uuid)
+	}
+	return asked
+}
+
+// admit asks whether a pod may be promised want bytes in all on a GPU.
+func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quota.Policy, want uint64, overcommit bool) (transient bool, err error) {
+	g := d.gpus[uuid]
+	in := policy.AdmitInput{
+		UUID: uuid, AllocatableBytes: g.quota.AllocatableBytes, MinBytes: want,
+		UnmanagedBytes: g.out.UnmanagedBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.out.DyingBytes,
+		FreeNow: overcommit, FreeKnown: g.sample.Err == nil && g.sample.MemoryErr == nil, FreeBytes: g.sample.Memory.FreeBytes,
+	}
+	var inNamespace uint64
+	for _, p := range d.reg.Pods() {
+		if p == pod {
+			in.ChargedBytes = g.out.Pods[p.ID()].ChargedBytes
+			continue
+		}
+		held := p.MinBytes(uuid)
+		in.Others = append(in.Others, policy.Guarantee{Pod: p.ID(), MinBytes: held, ChargedBytes: g.out.Pods[p.ID()].ChargedBytes})
+		if p.Ref.Namespace == namespace {
+			inNamespace += min(held, quota.Unlimited-inNamespace)
+		}
+	}
+	if namespace != "" {
+		if err := pol.CheckNamespaceTotal(namespace, g.quota, inNamespace, want); err != nil {
+			return false, err
+		}
+	}
+	if err := policy.Admit(in); err != nil {
+		var no *policy.AdmitError
+		if !errors.As(err, &no) {
+			return false, err
+		}
+		return no.Transient, quota.NewError(quota.CodeUnavailable, "GPUMemoryUnavailable: %s", no.Sentence).
+			WithHint("ask for less (memory.min follows memory.max), or end something there")
+	}
+	return false, nil
+}
+
+// add puts a new container into the registry, makes its pages, and saves. Everything that a
+// failure leaves is taken back.
+func (d *Daemon) add(req api.PrepareRequest, pol quota.Policy, grant quota.Grant, mark string, notices []string) (*registry.Container, error) {
+	enforce := grant.Mode == quota.ModeEnforce
+	var devices []string
+	if enforce && !req.Devices.Present {
+		var err error
+		if devices, err = d.cdiNames(grant.GPUs); err != nil {
+			return nil, err
+		}
+	}
+	shim := enforce && d.cfg.ShimDelivery != "off"
+	absent := req.ShimAbsent
+	switch {
+	case !enforce:
+		absent = "mode " + string(grant.Mode)
+	case !shim:
+		absent = "off by policy"
+	}
+	var lib, preload string
+	if shim {
+		var err error
+		if lib, err = resolveLibrary(d.shimLib); err != nil {
+			return nil, err
+		}
+		if preload, err = mergePreload(req.ShimDir, req.ImagePreload); err != nil {
+			return nil, err
+		}
+	}
+	if old := d.reg.Lookup(req.Key); old != nil {
+		d.remove(old)
+	}
+	p := d.reg.EnsurePod(req.Key.Engine, req.Key.Scope, req.Pod, d.bootID)
+	p.Ref = req.Pod
+	fresh := !p.Active()
+	c := &registry.Container{
+		Key: req.Key, Name: req.ContainerName, State: registry.Prepared, Held: true,
+		Grant: grant, Generation: 1, Fingerprint: mark, ShimAbsent: absent, TerminationLog: req.TerminationLog,
+		PreparedAt: d.now(), Answer: api.PrepareResponse{CDIDevices: devices, Notices: notices},
+	}
+	d.reg.Add(p, c)
+	undo := func(err error) (*registry.Container, error) {
+		d.remove(c)
+		return nil, err
+	}
+	if p.Asked == nil {
+		p.Asked, p.Limits = map[string]quota.Limits{}, map[string]quota.Limits{}
+	}
+	for _, g := range grant.GPUs {
+		if err := p.AddGPU(g.UUID); err != nil {
+			return undo(quota.NewError(quota.CodePages, "the container cannot be accounted: %w", err))
+		}
+		asked, given := grant.Pod[g.UUID]
+		if !given && !fresh {
+			continue
+		}
+		now := d.podLimitsWith(p, grant, g.UUID)
+		if fresh {
+			now = limits(grant.Pod, g.UUID)
+		}
+		if given {
+			p.Asked[g.UUID], p.Limits[g.UUID] = asked, now
+		} else {
+			delete(p.Asked, g.UUID)
+			delete(p.Limits, g.UUID)
+		}
+	}
+	if shim {
+		files, err := d.makePages(p, c, req.ShimDir, lib, preload)
+		if err != nil {
+			return undo(quota.NewError(quota.CodePages, "the container's shared pages cannot be made: %w", err).
+				WithHint("see that %s is a local file system with room, and that gpufenced may mount a tmpfs", d.cfg.RunDir))
+		}
+		c.Answer.Files = files
+	}
+	if err := d.save(p); err != nil {
+		return undo(stateError(err))
+	}
+	d.publish(p)
+	d.facts.version++
+	d.event(about(c, api.Event{Type: "prepared", GPU: c.Grant.GPUs[0].UUID, Message: fmt.Sprintf("%s is granted %s", c.Display(), describe(c))}))
+	d.notify()
+	return c, nil
+}
+
+func stateError(err error) error {
+	return quota.NewError(quota.CodeStateDamaged, "the container's state cannot be saved: %w", err).
+		WithHint("see that the run directory has room and is writable")
+}
+
+// describe is a grant in words.
+func describe(c *registry.Container) string {
+	var parts []string
+	for _, g := range c.Grant.GPUs {
+		limit := min(c.ContainerLimits(g.UUID).Max, c.Pod().PodLimits(g.UUID).Max)
+		text := "no limit"
+		if limit != quota.Unlimited {
+			text = quota.FormatBytes(limit)
+		}
+		parts = append(parts, text+" on "+g.UUID)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// answer is what prepare says of a container.
+func (d *Daemon) answer(c *registry.Container) api.PrepareResponse {
+	resp := c.Answer
+	resp.Grant = c.Grant
+	resp.Grant.Pod = map[string]quota.Limits{}
+	for _, g := range c.Grant.GPUs {
+		if l, ok := c.Pod().Limits[g.UUID]; ok {
+			resp.Grant.Pod[g.UUID] = l
+		}
+	}
+	return resp
+}
+
+// cdiNames finds the CDI device of each GPU, in the kinds that policy names.
+func (d *Daemon) cdiNames(gpus []quota.GPU) ([]string, error) {
+	// Read anew: a specification is written when the driver changes, and prepare is rare.
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(d.cfg.CDISpecDirs...), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return nil, quota.NewError(quota.CodeNoCDIDevice, "the CDI specifications in %s cannot be read: %w", strings.Join(d.cfg.CDISpecDirs, ", "), err)
+	}
+	var out []string
+	for _, g := range gpus {
+		name := ""
+		for _, kind := range d.cfg.CDIKinds {
+			vendor, class := parser.ParseQualifier(kind)
+			for _, device := range []string{g.UUID, strconv.Itoa(g.Index)} {
+				if q := parser.QualifiedName(vendor, class, device); name == "" && cache.GetDevice(q) != nil {
+					name = q
+				}
+			}
+		}
+		if name == "" {
+			return nil, quota.NewError(quota.CodeNoCDIDevice, "no CDI specification in %s has GPU %s as %s",
+				strings.Join(d.cfg.CDISpecDirs, ", "), g.UUID, strings.Join(d.cfg.CDIKinds, " or ")).
+				WithHint("write one with `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`")
+		}
+		out = append(out, name)
+	}
+	return out, nil
+}
+
+// resolveLibrary is the file behind the shim's path: a mount must not follow a link that an
+// upgrade turns round under a running container.
+func resolveLibrary(path string) (string, error) {
+	file, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		var fi os.FileInfo
+		if fi, err = os.Stat(file); err == nil && !fi.Mode().IsRegular() {
+			err = errors.New("it is not a regular file")
+		}
+	}
+	if err != nil {
+		return "", quota.NewError(quota.CodeShimMissing, "libgpufence.so is not at %s: %w", path, err).
+			WithHint("install gpufence completely, or set shim-library in the configuration")
+	}
+	return file, nil
+}
+
+// mergePreload is /etc/ld.so.preload as the container sees it: our line, then the image's.
+func mergePreload(shimDir, image string) (string, error) {
+	if strings.ContainsRune(image, 0) {
+		return "", quota.NewError(quota.CodePreloadFile, "the image's /etc/ld.so.preload is no text")
+	}
+	ours := shimDir + "/$LIB/libgpufence.so"
+	var b strings.Builder
+	b.WriteString(ours + "\n")
+	for line := range strings.Lines(image) {
+		line = strings.TrimRight(line, "\r\n")
+		var kept []string
+		for _, f := range strings.FieldsFunc(line, func(r rune) bool { return r == ' ' || r == '\t' || r == ':' }) {
+			if strings.HasPrefix(f, "#") {
+				break // the rest is a comment, as for the loader
+			}
+			switch {
+			case filepath.Base(f) == "libvgpu.so":
+				return "", quota.NewError(quota.CodeForeignPreload, "the image preloads HAMi's %s, and two of its kind cannot share a process", f).
+					WithHint("remove it from the image's /etc/ld.so.preload")
+			case f != ours:
+				kept = append(kept, f)
+			}
+		}
+		if len(kept) > 0 {
+			b.WriteString(strings.Join(kept, " ") + "\n")
+		}
+	}
+	return b.String(), nil
+}
+
+// makePages makes a container's pages and lists what is to be mounted. The library is bound under
+// every folder that $LIB may stand for.
+func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, lib, preload string) ([]api.SharedFile, error) {
+	rt := d.runtimeOf(p)
+	if rt.pages == nil {
+		pages, err := ledger.CreatePod(d.podDir(p), ledger.Options{Plain: d.plain})
+		if err != nil {
+			return nil, err
+		}
+		rt.pages = pages
+	}
+	c.Pages = true // from here on there may be something to remove
+	page, err := rt.pages.AddContainer(c.Folder(), c.Index)
+	if err != nil {
+		return nil, err
+	}
+	rt.containers[c.Index] = page
+	if err := errors.Join(page.Publish(d.limitsPage(p, c)), page.BeginSample(d.sample), page.Beat()); err != nil {
+		return nil, err
+	}
+	path := d.preloadPath(c)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	if err := registry.WriteFile(path, []byte(preload), 0o644); err != nil {
+		return nil, err
+	}
+	files := []api.SharedFile{
+		{Source: filepath.Join(page.Dir(), ledger.LimitsName), Destination: shimDir + "/" + ledger.LimitsName},
+		{Source: rt.pages.LedgerPath(), Destination: shimDir + "/" + ledger.LedgerName, Writable: true},
+	}
+	for _, name := range []string{ledger.MaxName, ledger.CurrentName, ledger.PeakName, ledger.EventsName} {
+		files = append(files, api.SharedFile{Source: filepath.Join(page.Dir(), name), Destination: shimDir + "/" + name})
+	}
+	for _, folder := range libFolders() {
+		files = append(files, api.SharedFile{Source: lib, Destination: shimDir + "/" + folder + "/libgpufence.so"})
+	}
+	return append(files, api.SharedFile{Source: path, Destination: "/etc/ld.so.preload"}), nil
+}
+
+func (d *Daemon) podDir(p *registry.Pod) string { return filepath.Join(d.cfg.RunDir, "pods", p.Name) }
+
+func (d *Daemon) preloadPath(c *registry.Container) string {
+	return filepath.Join(d.cfg.RunDir, "preload", c.Pod().Name, c.Folder())
+}
+
+func (d *Daemon) runtimeOf(p *registry.Pod) *podRuntime {
+	rt := d.runtime[p.Name]
+	if rt == nil {
+		rt = &podRuntime{containers: map[uint32]*ledger.Container{}, owners: map[slotKey]*slotOwner{}, published: map[uint32]time.Duration{}}
+		d.runtime[p.Name] = rt
+	}
+	return rt
+}
+
+// checkPages is the shim fence's look at what was delivered.
+func (d *Daemon) checkPages(s fence.Subject) error {
+	d.mu.Lock()
+	c := d.reg.ByID(s.ID)
+	var files []api.SharedFile
+	if c != nil {
+		files = c.Answer.Files
+	}
+	d.mu.Unlock()
+	if len(files) == 0 {
+		return errors.New("nothing was delivered")
+	}
+	for _, f := range files {
+		text, err := os.Stat(f.Source)
+		if err != nil {
+			return fmt.Errorf("look at what is mounted: %w", err)
+		}
+		if !text.Mode().IsRegular() {
+			return fmt.Errorf("look at what is mounted: %s is not a regular file", f.Source)
+		}
+		if f.Destination == "/etc/ld.so.preload" {
+			b, err := os.ReadFile(f.Source)
+			if err != nil {
+				return fmt.Errorf("look at what is mounted: %w", err)
+			}
+			if !bytes.Contains(b, []byte("/$LIB/libgpufence.so")) {
+				return fmt.Errorf("look at what is mounted: %s lacks our line", f.Source)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/fence"
+	"github.com/gpufence/gpufence/enforcer/gpu"
+	"github.com/gpufence/gpufence/enforcer/ledger"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+// step takes one sample of a GPU to its consequences.
+func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	uuid := g.info.UUID
+	g.inFlight, g.have, g.sample, g.number = false, true, s, number
+	in := policy.Input{Sample: sampleFact(number, s)}
+	info := sampleInfo(number, s)
+
+	pods := d.podsOn(uuid)
+	for _, p := range pods {
+		if rt := d.runtime[p.Name]; rt != nil && rt.pages != nil {
+			d.readLedger(p, rt)
+			in.Slots = append(in.Slots, d.slotFacts(p, rt, uuid, number)...)
+		}
+		for _, c := range p.Containers {
+			if c.State == registry.Running && hasGPU(c, uuid) {
+				in.Containers = append(in.Containers, d.containerFact(c, uuid))
+			}
+		}
+	}
+	for _, dr := range g.draining {
+		in.Containers = append(in.Containers, dr.fact)
+	}
+	o := d.owners()
+	for _, pid := range stepPIDs(&in.Sample, in.Slots, g.out.Processes) {
+		if f, ok := d.facts.fact(pid, o); ok {
+			in.Processes = append(in.Processes, f)
+		}
+	}
+	in.Now = d.mono()
+	out := g.machine.Step(in)
+	g.out = out
+	if out.Known {
+		g.lastKnown = in.Now
+	}
+	d.saidUnknown(g, &out)
+	d.seen.set(uuid, info, out.Containers)
+
+	d.count(g, &out)
+	d.learnContexts(g, &out)
+	d.followResizes(g)
+	for _, r := range out.Resizes {
+		d.resizeEnded(g, r.Resize)
+	}
+	for _, p := range pods {
+		d.publish(p)
+	}
+	d.takeSlotsBack(pods, &out)
+	for _, p := range out.Stuck {
+		ev := api.Event{Type: "stuck", GPU: uuid, Message: fmt.Sprintf("process %d (%s) exited, but NVML still lists %s of it on %s",
+			p.PID, p.Comm, quota.HumanBytes(p.NVMLBytes), uuid), Numbers: map[string]uint64{"pid": uint64(p.PID), "bytes": p.NVMLBytes}}
+		if c := d.reg.ByID(p.Container); c != nil {
+			ev = about(c, ev)
+		}
+		d.event(ev)
+	}
+	for _, k := range out.WouldKill {
+		if c := d.reg.ByID(k.Container); c != nil {
+			d.event(about(c, api.Event{Type: "would-kill", GPU: uuid, Message: k.Reason, Numbers: killNumbers(&k)}))
+		}
+	}
+	d.confirmKills(g, &out)
+	d.drained(g, &out)
+	if out.Kill != nil {
+		d.startKill(g, out.Kill)
+	}
+	d.notify()
+}
+
+func hasGPU(c *registry.Container, uuid string) bool {
+	for _, g := range c.Grant.GPUs {
+		if g.UUID == uuid {
+			return true
+		}
+	}
+	return false
+}
+
+// podsOn are the pods that have a GPU, by name.
+func (d *Daemon) podsOn(uuid string) []*registry.Pod {
+	var out []*registry.Pod
+	for _, p := range d.reg.Pods() {
+		if p.GPUIndex(uuid) >= 0 {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (d *Daemon) containerFact(c *registry.Container, uuid string) policy.ContainerFact {
+	f := policy.ContainerFact{
+		ID: c.ID(), Pod: c.Pod().ID(), Name: c.Name,
+		Container: c.ContainerLimits(uuid), PodLimits: c.Pod().PodLimits(uuid),
+		OOMGroup: c.Grant.OOMGroup, Mode: c.Grant.Mode, ShimAbsent: c.ShimAbsent,
+	}
+	if rt := d.runtime[c.Pod().Name]; f.ShimAbsent == "" && rt != nil && rt.broken != "" {
+		f.ShimAbsent = "ledger broken"
+	}
+	return f
+}
+
+func sampleFact(number uint64, s gpu.Sample) policy.Sample {
+	out := policy.Sample{
+		Number: number, Began: s.Began, Complete: s.Complete(), Why: s.Why(),
+		DeviceKnown: s.Err == nil && s.MemoryErr == nil,
+		TotalBytes:  s.Memory.TotalBytes, UsedBytes: s.Memory.UsedBytes, ReservedBytes: s.Memory.ReservedBytes,
+	}
+	for _, p := range s.Processes {
+		out.Processes = append(out.Processes, policy.ProcessUse{PID: p.PID, Bytes: p.Bytes, Known: p.Known})
+	}
+	return out
+}
+
+func sampleInfo(number uint64, s gpu.Sample) fence.SampleInfo {
+	info := fence.SampleInfo{Number: number, Began: s.Began, Complete: s.Complete(), Why: s.Why(), Processes: len(s.Processes)}
+	for _, p := range s.Processes {
+		if !p.Known {
+			info.Unknown = append(info.Unknown, p.PID)
+		}
+	}
+	return info
+}
+
+// saidUnknown reports when a GPU becomes unknown, and when it is known again.
+func (d *Daemon) saidUnknown(g *gpuState, out *policy.Output) {
+	switch {
+	case out.Known && g.saidWhy != "":
+		g.saidWhy = ""
+		d.event(api.Event{Type: "gpu-known", GPU: g.info.UUID, Message: fmt.Sprintf("NVML answers for %s again", g.info.UUID)})
+	case !out.Known && g.saidWhy == "":
+		g.saidWhy = out.Why
+		if g.saidWhy == "" {
+			g.saidWhy = "its memory is not known"
+		}
+		d.event(api.Event{Type: "gpu-unknown", Code: string(quota.CodeGPUUnknown), GPU: g.info.UUID, Message: fmt.Sprintf(
+			"nothing trustworthy is known of %s (%.200s): nobody is killed there, and after %s no container starts", g.info.UUID, g.saidWhy, unknownLimit)})
+	}
+}
+
+// count keeps what must survive: peaks and the samples above memory.max.
+func (d *Daemon) count(g *gpuState, out *policy.Output) {
+	for id, st := range out.Containers {
+		c := d.reg.ByID(id)
+		if c == nil {
+			continue
+		}
+		n := c.CountersOn(g.info.UUID)
+		if st.PeakBytes > n.PeakBytes {
+			n.PeakBytes = st.PeakBytes
+			d.dirty[c.Pod().Name] = true
+		}
+		if st.OverMax {
+			n.OverMax++
+			d.dirty[c.Pod().Name] = true
+		}
+	}
+}
+
+// takeSlotsBack marks the slots of processes that exited, and frees those that nothing speaks for
+// any more.
+func (d *Daemon) takeSlotsBack(pods []*registry.Pod, out *policy.Output) {
+	for _, ref := range out.MarkDying {
+		if rt := d.runtime[string(ref.Pod)]; rt != nil && rt.pages != nil {
+			if err := rt.pages.Ledger().MarkDying(ref.Index, ref.Generation); err != nil && !errors.Is(err, ledger.ErrMoved) {
+				d.once("ledger of "+string(ref.Pod), err)
+			}
+		}
+	}
+	for _, p := range pods {
+		rt := d.runtime[p.Name]
+		if rt == nil || rt.pages == nil || rt.snapshot == nil {
+			continue
+		}
+		var outs []policy.Output
+		whole := true
+		for _, uuid := range p.GPUs {
+			g := d.gpus[uuid]
+			if g == nil || !g.have {
+				whole = false
+				break
+			}
+			outs = append(outs, g.out)
+		}
+		if !whole {
+			continue
+		}
+		saved := false
+		for _, ref := range policy.Reclaimable(outs) {
+			if ref.Pod != p.ID() {
+				continue
+			}
+			if !saved {
+				// The slot's counters go with it: what was folded out of them must be on disk before.
+				if err := d.save(p); err != nil {
+					d.once("state", err)
+				}
+				saved = true
+			}
+			err := rt.pages.Ledger().Reclaim(ref.Index, ref.Generation, ref.Exited)
+			if err != nil && !errors.Is(err, ledger.ErrMoved) && !errors.Is(err, ledger.ErrBusy) {
+				d.once("ledger of "+p.Name, err)
+			}
+		}
+		for i := range rt.snapshot.Overflow.GPU {
+			if o := &rt.snapshot.Overflow.GPU[i]; o.DeviceBytes != 0 || o.ManagedBytes != 0 || o.SwapBytes != 0 {
+				if _, err := rt.pages.Ledger().ClearOverflow(); err != nil {
+					d.once("ledger of "+p.Name, err)
+				}
+				break
+			}
+		}
+	}
+}
+
+// drained ends the following of containers that ended and whose memory is gone.
+func (d *Daemon) drained(g *gpuState, out *policy.Output) {
+	for id, dr := range g.draining {
+		st, ok := out.Containers[id]
+		gone := ok && out.Known && st.DyingBytes == 0 && st.StuckBytes == 0 && st.ChargedBytes == 0
+		if gone || d.mono() > dr.until {
+			delete(g.draining, id)
+			g.machine.Forget(id)
+			d.seen.forget(id)
+		}
+	}
+}
+
+// pageError reports a page that cannot be written: its container cut the file, or memory is short.
+func (d *Daemon) pageError(rt *podRuntime, index uint32, err error) {
+	c := rt.containers[index]
+	if c == nil {
+		return
+	}
+	d.once("pages in "+c.Dir(), err)
+}
+
+// publish brings a pod's limits pages and files up to date.
+func (d *Daemon) publish(p *registry.Pod) {
+	rt := d.runtime[p.Name]
+	if rt == nil {
+		return
+	}
+	for _, c := range p.Containers {
+		page := rt.containers[c.Index]
+		if page == nil || !c.Active() {
+			continue
+		}
+		d.pageError(rt, c.Index, page.Publish(d.limitsPage(p, c)))
+	}
+}
+
+// limitsPage is what a container's page should say now.
+func (d *Daemon) limitsPage(p *registry.Pod, c *registry.Container) ledger.Limits {
+	l := ledger.Limits{Generation: c.Generation, GPU: make([]ledger.LimitsGPU, len(p.GPUs))}
+	for i, uuid := range p.GPUs {
+		if !hasGPU(c, uuid) {
+			continue
+		}
+		id, err := ledger.ParseUUID(uuid)
+		if err != nil {
+			continue // prepare has refused such a GPU
+		}
+		own, pod := c.ContainerLimits(uuid), p.PodLimits(uuid)
+		e := ledger.LimitsGPU{
+			UUID: id, Present: true, Fenced: c.Grant.Mode == quota.ModeEnforce,
+			MaxBytes: d.publishedMax(uuid, policy.Level{Container: c.ID()}, own.Max), HighBytes: own.High, SwapMaxBytes: own.SwapMax,
+			PodMaxBytes: d.publishedMax(uuid, policy.Level{Pod: p.ID()}, pod.Max), PodHighBytes: pod.High, PodSwapMaxBytes: pod.SwapMax,
+		}
+		for _, g := range c.Grant.GPUs {
+			if g.UUID == uuid {
+				e.TotalBytes, e.ContextBytes = g.TotalBytes, g.ContextBytes
+			}
+		}
+		if g := d.gpus[uuid]; g != nil {
+			e.TotalBytes, e.ContextBytes = g.info.TotalBytes, d.contextBytes(p, g)
+			e.ExcessBytes = g.out.Containers[c.ID()].ExcessBytes
+			e.PodExcessBytes = g.out.Pods[p.ID()].ExcessBytes
+		}
+		l.GPU[i] = e
+	}
+	return l
+}
+
+// publishedMax is what a page shows of a level's memory.max: the grant, or what a pending resize
+// holds.
+func (d *Daemon) publishedMax(uuid string, level policy.Level, granted uint64) uint64 {
+	if r := d.pendingResize(uuid, level); r != nil {
+		return r.Actuated
+	}
+	return granted
+}
+
+// writeFiles brings memory.* of a pod's containers up to date. What they show is saved before, so
+// that nobody reads a counter that a crash would take back.
+func (d *Daemon) writeFiles(p *registry.Pod, force bool) {
+	rt := d.runtime[p.Name]
+	if rt == nil {
+		return
+	}
+	now := d.mono()
+	for _, c := range p.Containers {
+		page := rt.containers[c.Index]
+		if page == nil || c.State != registry.Running || !force && now-rt.published[c.Index] < filesInterval {
+			continue
+		}
+		rt.published[c.Index] = now
+		var rows []ledger.FileGPU
+		for _, g := range c.Grant.GPUs {
+			v := d.viewGPU(c, g)
+			rows = append(rows, ledger.FileGPU{
+				UUID: g.UUID, Max: v.Limits.Max, Current: v.Current, Peak: v.Peak,
+				Events: ledger.FileEvents{High: v.Events.High, Max: v.Events.Max, Device: v.Events.Device, OOM: v.Events.OOM, OOMKill: v.Events.OOMKill},
+			})
+		}
+		d.once("memory files in "+page.Dir(), page.WriteFiles(rows))
+	}
+}
+
+// runHousekeeping collects what ended, holds that ran out, and saves counters.
+func (d *Daemon) housekeep() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	d.collect()
+	if err := d.saveDirty(); err == nil {
+		for _, p := range d.reg.Pods() {
+			d.writeFiles(p, false)
+		}
+	}
+	d.facts.sweep()
+}
+
+func killNumbers(k *policy.Kill) map[string]uint64 {
+	return map[string]uint64{
+		"used_bytes": k.UsedBytes, "max_bytes": k.MaxBytes, "slack_bytes": k.SlackBytes, "threshold_bytes": k.ThresholdBytes,
+		"first_sample_ns": uint64(k.First), "second_sample_ns": uint64(k.Second),
+	}
+}
+
+// since is a duration of the wall clock that never runs backwards.
+func since(now, then time.Time) time.Duration { return max(0, now.Sub(then)) }
+
+// podEvent is an event about a whole pod; one of its containers stands for it.
+func (d *Daemon) podEvent(p *registry.Pod, kind, message string) {
+	for _, c := range p.Containers {
+		if c.Active() {
+			d.event(about(c, api.Event{Type: kind, GPU: firstGPU(c), Message: message}))
+			return
+		}
+	}
+	ref := p.Ref
+	d.event(api.Event{Type: kind, Pod: &ref, Message: message})
+}
