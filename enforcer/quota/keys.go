@@ -235,9 +235,10 @@ func parseList(where, text string) (listAmount, *Error) {
 	return v, nil
 }
 
-// cut keeps a name that a user chose from pushing the rest of a sentence out of sight.
+// cut keeps a name that a user chose from pushing the rest of a sentence out of sight, or from
+// breaking its line.
 func cut(s string) string {
-	if len(s) <= 63 {
+	if len(s) <= 63 && strings.IndexFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) < 0 {
 		return s
 	}
 	return Quote(s)
@@ -436,10 +437,12 @@ func Nearest(wrong string, names []string) string {
 	if len(wrong) > 64 {
 		return "" // levenshtein is quadratic, and nobody's typing error is that long
 	}
-	canon := strings.NewReplacer("_", ".", "-", ".").Replace(strings.ToLower(wrong))
+	canonical := func(s string) string {
+		return strings.NewReplacer("_", ".", "-", ".").Replace(strings.ToLower(s))
+	}
 	best, least := "", 1<<30
 	for _, n := range names {
-		d := levenshtein.ComputeDistance(canon, strings.NewReplacer("_", ".", "-", ".").Replace(n))
+		d := levenshtein.ComputeDistance(canonical(wrong), canonical(n))
 		if d < least {
 			best, least = n, d
 		}
@@ -550,9 +553,10 @@ func eachPair(node *yaml.Node, annotation string, bad func(int, string, ...any) 
 	return nil
 }
 
+// firstLine keeps a library's message inside our sentence.
 func firstLine(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
-	if len(s) > 100 {
+	if q := strconv.Quote(s); len(s) > 100 || q != `"`+s+`"` {
 		return Quote(s)
 	}
 	return s

@@ -204,8 +204,12 @@ func (r *Request) takeEnv(env map[string]string, names []string) *Error {
 		if !ok {
 			err := NewError(CodeUnknownKey, "%s is not a variable of gpufence", cut(n))
 			all := slices.Sorted(maps.Keys(known))
-			if near := Nearest(n, all); near != "" {
-				return err.WithHint("write %s", near)
+			var names []string
+			for _, k := range all {
+				names = append(names, strings.TrimPrefix(k, envPrefix))
+			}
+			if near := Nearest(strings.TrimPrefix(n, envPrefix), names); near != "" {
+				return err.WithHint("write %s%s", envPrefix, near)
 			}
 			return err.WithHint("they are %s", strings.Join(all, ", "))
 		}
@@ -326,11 +330,12 @@ func (r Request) checkDefault(p Policy) ([]Notice, *Error) {
 	case d.Kind == DefaultAmount:
 		return []Notice{Notice(fmt.Sprintf("%s has no memory.max: it gets the node's default of %s", r.name, d))}, nil
 	}
-	return nil, r.noLimit()
+	return nil, r.noLimit("")
 }
 
-func (r Request) noLimit() *Error {
-	err := NewError(CodeNoLimit, "%s has a GPU and no memory.max, which this node's policy denies", r.name)
+// noLimit is the refusal under deny; on names the GPU that a list left out, as " on GPU-…".
+func (r Request) noLimit(on string) *Error {
+	err := NewError(CodeNoLimit, "%s has a GPU and no memory.max%s, which this node's policy denies", r.name, on)
 	if r.engine.Kubernetes() {
 		return err.WithHint("add the pod annotation %s%s: 4Gi, and see that the engine passes %s* annotations on", Domain, KeyMemoryMax, Domain)
 	}

@@ -94,8 +94,8 @@ func (r Request) checkListed(gpus []GPU) error {
 			if name == "" {
 				name = fmt.Sprint(e.position)
 			}
-			return NewError(CodeListNoSuchGPU, "%s %s names GPU %s, which the container does not have; it has %s", v.where, Quote(v.text), cut(name), describe(gpus)).
-				WithHint("name one of these")
+			return NewError(CodeListNoSuchGPU, "%s %s names GPU %s, which the container does not have", v.where, Quote(v.text), cut(name)).
+				WithHint("it has %s", describe(gpus))
 		}
 	}
 	return nil
@@ -229,10 +229,11 @@ func (r Request) resolveGPU(g *Grant, gpu GPU, position int, p Policy) ([]Notice
 		return nil, err
 	}
 	effective := min(podMax.bytes, ownMax.bytes)
-	for _, b := range []struct{ min, max bound }{{podMin, podMax}, {ownMin, bound{bytes: effective}}} {
-		if err := checkMin(b.min, b.max.bytes, gpu); err != nil {
-			return nil, err
-		}
+	if err := checkMin(podMin, podMax.bytes, gpu); err != nil {
+		return nil, err
+	}
+	if err := checkMin(ownMin, effective, gpu); err != nil {
+		return nil, err
 	}
 	if ownMin.given && ownMin.from.env && ownMin.bytes > 0 && effective == Unlimited && !p.Accept[r.engine].EnvMayRaise {
 		return nil, NewError(CodeEnvRaises, "%s %s asks for more than the node's default, which guarantees nothing", ownMin.from.where, Quote(ownMin.from.text)).
@@ -249,36 +250,45 @@ func (r Request) resolveGPU(g *Grant, gpu GPU, position int, p Policy) ([]Notice
 
 // limitsOf makes the limits of one level, false if it says nothing. A guarantee that is not
 // given follows the limit, as far as the level above and the GPU allow.
-func limitsOf(max, minimum bound, above uint64, gpu GPU, p Policy) (Limits, bool) {
-	l := Limits{Max: max.bytes, High: Unlimited, SwapMax: 0}
+func limitsOf(limit, minimum bound, above uint64, gpu GPU, p Policy) (Limits, bool) {
+	l := Limits{Max: limit.bytes, High: Unlimited, SwapMax: 0}
 	switch {
 	case minimum.given && minimum.bytes == Unlimited: // `max`: as much as the limit
-		l.Min = min(max.bytes, above, gpu.AllocatableBytes)
+		l.Min = min(limit.bytes, above, gpu.AllocatableBytes)
 	case minimum.given:
 		l.Min = minimum.bytes
-	case max.bytes == Unlimited || p.Overcommit:
+	case limit.bytes == Unlimited || p.Overcommit:
 		l.Min = 0
 	default:
-		l.Min = min(max.bytes, above, gpu.AllocatableBytes)
+		l.Min = min(limit.bytes, above, gpu.AllocatableBytes)
 	}
-	return l, max.bytes != Unlimited || l.Min > 0
+	return l, limit.bytes != Unlimited || l.Min > 0
 }
 
 // fromDefault is what policy gives to a container without a limit on a GPU.
 func (r Request) fromDefault(gpu GPU, p Policy) (bound, Notice, error) {
+	on := ""
+	if r.anyMax() {
+		on = " on " + gpu.UUID // elsewhere there is one
+	}
 	named := func(what, text string) listAmount { return listAmount{where: what, text: text} }
 	switch d := p.Default[r.engine]; d.Kind {
 	case DefaultUnlimited:
 		if !p.hasCeiling() {
-			return bound{bytes: Unlimited}, Notice(r.name + " has no memory.max: its GPU memory is not limited"), nil
+			return bound{bytes: Unlimited}, Notice(r.name + " has no memory.max" + on + ": its GPU memory is not limited"), nil
 		}
 		b := bound{bytes: min(p.ceiling(gpu), gpu.TotalBytes), from: named("the node's ceiling", p.Ceiling.String())}
-		return b, Notice(fmt.Sprintf("%s has no memory.max: it gets the node's ceiling of %s", r.name, FormatBytes(b.bytes))), nil
+		return b, Notice(fmt.Sprintf("%s has no memory.max%s: it gets the node's ceiling of %s", r.name, on, p.Ceiling)), nil
 	case DefaultAmount:
 		b := bound{bytes: min(d.Amount.On(gpu.AllocatableBytes), p.ceiling(gpu)), from: named("the node's default", d.String()), given: true}
-		return b, Notice(fmt.Sprintf("%s has no memory.max: it gets the node's default of %s", r.name, FormatBytes(b.bytes))), nil
+		return b, Notice(fmt.Sprintf("%s has no memory.max%s: it gets the node's default of %s", r.name, on, d)), nil
 	}
-	return bound{}, "", r.noLimit()
+	return bound{}, "", r.noLimit(on)
+}
+
+// anyMax says whether a memory.max is given for some GPU.
+func (r Request) anyMax() bool {
+	return len(r.containerMax()) > 0 || r.pod.amounts[KeyMemoryMax].given()
 }
 
 // checkRaise holds the environment, which an image can write, to the node's default: it may
@@ -343,19 +353,19 @@ func meantInstead(b uint64, gpu GPU) string {
 }
 
 // checkMin holds a memory.min against the limit above it and the GPU.
-func checkMin(b bound, max uint64, gpu GPU) error {
+func checkMin(b bound, limit uint64, gpu GPU) error {
 	switch {
 	case !b.given:
 		return nil
-	case b.bytes == Unlimited && max == Unlimited:
+	case b.bytes == Unlimited && limit == Unlimited:
 		return NewError(CodeMinAboveMax, "%s %s follows memory.max, which is not set", b.from.where, Quote(b.from.text)).WithHint("set %s%s", Domain, KeyMemoryMax)
 	case b.bytes == Unlimited:
 		return nil
 	case b.bytes > gpu.TotalBytes:
 		return NewError(CodeAboveGPU, "%s %s is more than GPU %s has, which is %s", b.from.where, Quote(b.from.text), gpu.UUID, FormatBytes(gpu.TotalBytes)).
 			WithHint("write at most %s", FormatBytes(gpu.AllocatableBytes))
-	case b.bytes > max:
-		return NewError(CodeMinAboveMax, "%s %s is more than memory.max, which is %s", b.from.where, Quote(b.from.text), FormatBytes(max)).
+	case b.bytes > limit:
+		return NewError(CodeMinAboveMax, "%s %s is more than memory.max, which is %s", b.from.where, Quote(b.from.text), FormatBytes(limit)).
 			WithHint("write at most that")
 	case b.bytes > gpu.AllocatableBytes:
 		return NewError(CodeUnavailable, "%s %s is more than GPU %s can guarantee, which is %s of its %s", b.from.where, Quote(b.from.text), gpu.UUID,
