@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* init.c: finding the GPUs, talking to simgpud, errors. */
+#include "internal.h"
+
+#include <ctype.h>
+#include <stdatomic.h>
+#include <strings.h>
+#include <time.h>
+
+pthread_mutex_t big = PTHREAD_MUTEX_INITIALIZER;
+struct device *devices;
+int device_count;
+
+static pid_t owner; /* the process that initialised; 0: none did */
+static atomic_int cuda_version; /* 0: not asked yet */
+
+int64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+/* ---- which GPUs -------------------------------------------------------------------- */
+
+/* Opens every GPU whose socket this process has, by minor number. */
+static unsigned int open_all(struct device *found)
+{
+	unsigned int minor, n = 0;
+
+	for (minor = 0; minor < SIMGPU_GPUS_MAX; minor++) {
+		struct simgpu_req req = {.op = SIMGPU_OP_INFO};
+		struct device *d = &found[n];
+		struct simgpu_rep rep;
+		size_t len = sizeof(d->info);
+		char name[16];
+
+		snprintf(name, sizeof(name), SIMGPU_GPU_PREFIX "%u", minor);
+		d->fd = simgpu_open(name);
+		if (d->fd < 0)
+			continue;
+		if (simgpu_call(d->fd, &req, &rep, &d->info, &len) < 0 || rep.status != SIMGPU_OK || len != sizeof(d->info)) {
+			close(d->fd);
+			continue;
+		}
+		n++;
+	}
+	return n;
+}
+
+/* Which GPU a token of CUDA_VISIBLE_DEVICES means: an index, or the beginning of one UUID. */
+static int pick(const struct device *found, unsigned int n, const char *token, size_t len)
+{
+	unsigned int i, matches = 0;
+	int match = -1;
+	char *end;
+	long index;
+
+	if (len > 4 && strncasecmp(token, "GPU-", 4) == 0) {
+		for (i = 0; i < n; i++) {
+			if (strncasecmp(found[i].info.uuid_text, token, len) == 0) {
+				match = (int)i;
+				matches++;
+			}
+		}
+		return matches == 1 ? match : -1;
+	}
+	index = strtol(token, &end, 10);
+	if (end == token || (size_t)(end - token) != len || index < 0 || index >= (long)n)
+		return -1;
+	return (int)index;
+}
+
+/*
+ * What is visible, in the order of CUDA_VISIBLE_DEVICES: the list ends at the first entry
+ * that means nothing, and one that names a GPU twice makes none visible.
+ */
+static int visible(const struct device *found, unsigned int n, int *order)
+{
+	const char *list = getenv("CUDA_VISIBLE_DEVICES");
+	int count = 0, i, at;
+	size_t len;
+
+	if (!list) {
+		for (i = 0; i < (int)n; i++)
+			order[i] = i;
+		return (int)n;
+	}
+	for (;; list += len + 1) {
+		while (isspace((unsigned char)*list))
+			list++;
+		len = strcspn(list, ",");
+		while (len > 0 && isspace((unsigned char)list[len - 1]))
+			len--;
+		at = pick(found, n, list, len);
+		if (at < 0)
+			return count;
+		for (i = 0; i < count; i++)
+			if (order[i] == at)
+				return 0;
+		order[count++] = at;
+		len = strcspn(list, ",");
+		if (list[len] == 0)
+			return count;
+	}
+}
+
+static CUresult discover(void)
+{
+	struct device *found = calloc(SIMGPU_GPUS_MAX, sizeof(*found)), *chosen;
+	int order[SIMGPU_GPUS_MAX], count, i;
+	unsigned int n, j;
+
+	if (!found)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	n = open_all(found);
+	count = visible(found, n, order);
+	chosen = calloc((size_t)count + 1, sizeof(*chosen));
+	for (i = 0; chosen && i < count; i++) {
+		chosen[i] = found[order[i]];
+		chosen[i].ordinal = i;
+		found[order[i]].fd = -1;
+	}
+	for (j = 0; j < n; j++)
+		if (found[j].fd >= 0)
+			close(found[j].fd);
+	free(found);
+	if (!chosen)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (count == 0) {
+		free(chosen);
+		return CUDA_ERROR_NO_DEVICE;
+	}
+	for (i = 0; i < count; i++) {
+		chosen[i].primary.dev = &chosen[i];
+		chosen[i].primary.primary = true;
+	}
+	devices = chosen;
+	device_count = count;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuInit(unsigned int flags)
+{
+	CUresult ret = CUDA_SUCCESS;
+
+	if (owner != 0 && owner != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED; /* a forked child */
+	if (flags != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&big);
+	if (owner == 0) {
+		ret = discover();
+		if (ret == CUDA_SUCCESS)
+			owner = getpid();
+	}
+	pthread_mutex_unlock(&big);
+	return ret;
+}
+
+/* What the driver says, without cuInit or a GPU. Without a driver: what the library is of. */
+int driver_version(void)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_NODE};
+	struct simgpu_node node;
+	struct simgpu_rep rep;
+	size_t len = sizeof(node);
+	int version = atomic_load(&cuda_version), fd;
+
+	if (version == 0) {
+		fd = simgpu_open(SIMGPU_CTL);
+		if (fd >= 0) {
+			if (simgpu_call(fd, &req, &rep, &node, &len) == 0 && rep.status == SIMGPU_OK && len == sizeof(node))
+				version = (int)node.cuda_version;
+			close(fd);
+		}
+		atomic_store(&cuda_version, version);
+	}
+	return version ? version : 12080;
+}
+
+EXPORT CUresult cuDriverGetVersion(int *version)
+{
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	*version = driver_version();
+	return CUDA_SUCCESS;
+}
+
+/* ---- around every call ------------------------------------------------------------- */
+
+CUresult enter(void)
+{
+	if (owner == 0 || owner != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&big);
+	return CUDA_SUCCESS;
+}
+
+void leave(void)
+{
+	pthread_mutex_unlock(&big);
+}
+
+CUresult enter_context(CUcontext *ctx)
+{
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	*ctx = current_context();
+	if (!*ctx)
+		ret = CUDA_ERROR_INVALID_CONTEXT;
+	else if (!context_alive(*ctx))
+		ret = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	if (ret != CUDA_SUCCESS)
+		leave();
+	return ret;
+}
+
+struct device *device_at(CUdevice dev)
+{
+	return dev >= 0 && dev < device_count ? &devices[dev] : NULL;
+}
+
+CUresult call(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep)
+{
+	if (simgpu_call(dev->fd, req, rep, NULL, NULL) < 0)
+		return CUDA_ERROR_UNKNOWN; /* the driver is gone */
+	switch (rep->status) {
+	case SIMGPU_OK:
+		return CUDA_SUCCESS;
+	case SIMGPU_E_NO_MEMORY:
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	case SIMGPU_E_INVALID:
+		return CUDA_ERROR_INVALID_VALUE;
+	case SIMGPU_E_NOT_FOUND:
+		return CUDA_ERROR_INVALID_HANDLE;
+	case SIMGPU_E_BUSY:
+		return CUDA_ERROR_DEVICE_UNAVAILABLE;
+	default:
+		return CUDA_ERROR_UNKNOWN;
+	}
+}
+
+/* ---- errors ------------------------------------------------------------------------ */
+
+static const struct {
+	CUresult code;
+	const char *name, *text;
+} errors[] = {
+	{CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+	{CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+	{CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+	{CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+	{CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+	{CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+	{CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+	{CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+	{CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+	{CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
+	{CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+	{CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+	{CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+	{CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", "cannot set while device is active in this process"},
+	{CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+	{CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+	 "part or all of the requested memory range is already mapped"},
+	{CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+	 "pointer does not correspond to a registered memory region"},
+	{CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+	{CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
+{
+	size_t i;
+
+	if (!name)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+		if (errors[i].code == error) {
+			*name = errors[i].name;
+			return CUDA_SUCCESS;
+		}
+	}
+	*name = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
+{
+	size_t i;
+
+	if (!text)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+		if (errors[i].code == error) {
+			*text = errors[i].text;
+			return CUDA_SUCCESS;
+		}
+	}
+	*text = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * internal.h: what the parts of the simulated libcuda.so.1 share.
+ *
+ * One lock, `big`, guards all state of the library and is held over the calls to simgpud, as
+ * the real driver's locks are. Nothing sleeps with it but a call to the kernel driver. After
+ * fork the child's calls all fail before they reach the lock, so its state there is nobody's
+ * concern.
+ *
+ * Device addresses are real addresses of this process, mapped without access and without
+ * memory behind them. What is copied to one gets memory page by page, up to a bound that
+ * simgpud names; beyond it contents are dropped, sizes and addresses stay right.
+ */
+#ifndef SIMGPU_INTERNAL_H
+#define SIMGPU_INTERNAL_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "cuda_abi.h"
+
+#include "../simgpu_client.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define PAGE SIMGPU_PAGE_BYTES
+
+struct CUctx_st {
+	struct CUctx_st *next;   /* all contexts ever made: a handle stays tellable */
+	struct device *dev;
+	uint64_t handle;         /* simgpud's; 0: not active */
+	unsigned int flags, api_version, id;
+	bool primary;
+	size_t limits[16];
+	int64_t tail[2];         /* when the work of the default streams ends: legacy, per thread */
+};
+
+struct device {
+	int ordinal, fd;
+	struct simgpu_device info;
+	struct CUctx_st primary;
+	unsigned int primary_refs, primary_flags;
+	CUmemoryPool default_pool, current_pool, pools;
+};
+
+/* What lies at an address. */
+enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_MAPPED, RANGE_HOST, RANGE_REGISTERED };
+
+struct range {
+	uintptr_t start, end;    /* what was asked for */
+	size_t mapped;           /* of address space that goes with it; 0: none of its own */
+	enum range_kind kind;
+	struct device *dev;
+	CUcontext ctx;           /* NULL: belongs to no context */
+	uint64_t handle;         /* of the allocation at simgpud */
+	struct small_page *page; /* the shared page that it is a part of, or NULL */
+	unsigned int flags;      /* of host memory */
+	unsigned long long id;
+	struct physical *phys;   /* RANGE_MAPPED */
+	CUmemAccess_flags access;
+	struct piece *piece;     /* RANGE_POOL */
+	struct range *next, *prev;
+};
+
+extern pthread_mutex_t big;
+extern struct device *devices;
+extern int device_count;
+
+/* init.c */
+CUresult enter(void);               /* initialised, this process, takes the lock */
+void leave(void);
+CUresult call(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep);
+CUresult enter_context(CUcontext *ctx); /* enter, and a living current context */
+struct device *device_at(CUdevice dev);
+int64_t now_ns(void);
+int driver_version(void);           /* as in 12080 */
+
+/* context.c */
+bool context_is(CUcontext ctx);     /* a handle that we made */
+bool context_alive(CUcontext ctx);
+CUcontext current_context(void);
+
+/* range.c */
+void *map_device(size_t size, bool low);
+void unmap_device(uintptr_t start, size_t size);
+void *page_for_small(struct device *dev, CUcontext ctx, uint64_t handle, bool low);
+void drop_small_page(struct device *dev, uint64_t handle);
+struct range *range_add(uintptr_t start, size_t size, enum range_kind kind);
+struct range *range_find(uintptr_t at);        /* that holds address `at` */
+struct range *range_at(uintptr_t start);       /* that begins there */
+void range_remove(struct range *r);
+void ranges_forget_context(CUcontext ctx);
+bool range_covers(uintptr_t at, size_t n);     /* something accessible lies at all of it */
+CUresult contents_fill(uintptr_t to, const void *pattern, size_t width, size_t count);
+void contents_copy(uintptr_t to, uintptr_t from, size_t n); /* unknown addresses are the host's */
+void contents_drop(uintptr_t start, size_t size);
+
+/* memory.c */
+CUresult free_device(CUdeviceptr dptr);
+
+/* pool.c */
+void pools_settle(struct device *dev);         /* after a synchronisation */
+void pools_drop(struct device *dev);           /* the device was reset */
+CUresult pool_free(struct range *r);
+
+/* stream.c */
+void streams_drop(CUcontext ctx);
+CUresult stream_context(CUstream stream, CUcontext *ctx); /* alive, or an error */
+
+/* vmm.c */
+bool reserved_range(uintptr_t start, size_t size);
+
+#endif /* SIMGPU_INTERNAL_H */
