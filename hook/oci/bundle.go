@@ -30,7 +30,7 @@ type document struct {
 
 // readDocument reads and checks the syntax of a config.json.
 func readDocument(path string) (*document, error) {
-	real, err := filepath.EvalSymlinks(path)
+	target, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, quota.NewError(quota.CodeNotABundle, "%s does not exist", path).
@@ -39,7 +39,7 @@ func readDocument(path string) (*document, error) {
 		return nil, quota.NewError(quota.CodeSpecUnreadable, "cannot read %s: %w", path, err)
 	}
 	// O_NONBLOCK: a FIFO of that name must not hang the start of a container.
-	f, err := os.OpenFile(real, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(target, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, quota.NewError(quota.CodeSpecUnreadable, "cannot read %s: %w", path, err)
 	}
@@ -62,7 +62,7 @@ func readDocument(path string) (*document, error) {
 	if err != nil {
 		return nil, quota.NewError(quota.CodeSpecInvalid, "%s %w", path, err)
 	}
-	return &document{path: real, info: info, text: text, root: root}, nil
+	return &document{path: target, info: info, text: text, root: root}, nil
 }
 
 // parseDocument checks the syntax of the whole text and reads its first level.

@@ -73,18 +73,18 @@ func TestReadDocumentRefuses(t *testing.T) {
 
 func TestWriteKeepsModeOwnerAndLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	real := writeFile(t, filepath.Join(dir, "real", "config.json"), `{"a": 1.50}`)
-	if err := os.Chmod(real, 0o640); err != nil {
+	target := writeFile(t, filepath.Join(dir, "real", "config.json"), `{"a": 1.50}`)
+	if err := os.Chmod(target, 0o640); err != nil {
 		t.Fatal(err)
 	}
 	root := os.Geteuid() == 0
 	if root {
-		if err := os.Chown(real, 12, 34); err != nil {
+		if err := os.Chown(target, 12, 34); err != nil {
 			t.Fatal(err)
 		}
 	}
 	link := filepath.Join(dir, "config.json")
-	if err := os.Symlink(real, link); err != nil {
+	if err := os.Symlink(target, link); err != nil {
 		t.Fatal(err)
 	}
 	d, err := readDocument(link)
@@ -95,10 +95,10 @@ func TestWriteKeepsModeOwnerAndLeavesNothing(t *testing.T) {
 	if err := d.write(); err != nil {
 		t.Fatal(err)
 	}
-	if got := readFile(t, real); got != `{"a":1.50,"b":"c"}`+"\n" {
+	if got := readFile(t, target); got != `{"a":1.50,"b":"c"}`+"\n" {
 		t.Errorf("got %q", got)
 	}
-	info, err := os.Lstat(real)
+	info, err := os.Lstat(target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestWriteKeepsModeOwnerAndLeavesNothing(t *testing.T) {
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link was replaced: %v %v", info, err)
 	}
-	if entries, err := os.ReadDir(filepath.Dir(real)); err != nil || len(entries) != 1 {
+	if entries, err := os.ReadDir(filepath.Dir(target)); err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v %v", entries, err)
 	}
 }

@@ -265,9 +265,9 @@ func cdiNames(annotations map[string]string) []string {
 	return names
 }
 
-func hasCapability(list []string, any ...string) bool {
+func hasCapability(list []string, wanted ...string) bool {
 	for _, c := range list {
-		if slices.Contains(any, strings.ToUpper(c)) {
+		if slices.Contains(wanted, strings.ToUpper(c)) {
 			return true
 		}
 	}

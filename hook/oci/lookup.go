@@ -88,6 +88,6 @@ func isTerminal(path string) bool {
 	if terminal[filepath.Base(path)] {
 		return true
 	}
-	real, err := filepath.EvalSymlinks(path)
-	return err == nil && terminal[filepath.Base(real)]
+	target, err := filepath.EvalSymlinks(path)
+	return err == nil && terminal[filepath.Base(target)]
 }

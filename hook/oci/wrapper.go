@@ -341,7 +341,7 @@ func checkHook(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || !filepath.IsAbs(path) || !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0 {
 		return quota.NewError(quota.CodeRuntimeExec, "gpufence-hook is not at %s, or is no program", path).
-			WithHint("install it there, or name its place in config.toml")
+			WithHint("install it there, or set hook-path in config.toml")
 	}
 	return nil
 }
