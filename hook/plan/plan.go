@@ -77,7 +77,7 @@ func Ask(in Input, p quota.Policy) (Request, error) {
 		return r, nil
 	}
 	err = quota.NewError(quota.CodePrivileged, "%s is privileged (CAP_SYS_ADMIN, CAP_BPF or the host's pid namespace) and could switch its fences off", subject(in)).
-		WithHint("drop these, or set privileged = \"report\" in this node's policy")
+		WithHint("drop these, or set %s = \"report\" in [privileged] of this node's policy", in.Engine)
 	switch {
 	case !p.PrivilegedRefuse[in.Engine]:
 		r.Notices = append(r.Notices, subject(in)+" is privileged and could switch its fences off")
@@ -226,10 +226,9 @@ func traces(in Input) bool {
 		p = path.Clean("/" + p)
 		return strings.HasPrefix(p, "/dev/nvidia") || strings.HasPrefix(p, "/dev/simgpu") || strings.HasPrefix(p, "/var/run/nvidia-container-devices")
 	}
-	v := lastEnv(in.Env, visible)
 	return slices.ContainsFunc(in.Devices, nvidia) ||
 		slices.ContainsFunc(in.Mounts, func(m Mount) bool { return nvidia(m.Destination) }) ||
-		v != "" && v != "void"
+		slices.ContainsFunc(in.Env, func(e string) bool { return strings.HasPrefix(e, visible+"=") })
 }
 
 // lastEnv is the value of a variable; of several, the last, as NVIDIA's runtime takes it.
