@@ -223,13 +223,13 @@ func (p *Pod) makeRoom() error {
 // Close lets go of the files; they stay, for containers and for the next gpufenced.
 func (p *Pod) Close() error { return p.ledger.close() }
 
-// Remove unmounts and deletes the folder, and closes. What is still mounted in a container
-// lives on there.
+// Remove unmounts and deletes the folder, and closes; it may be repeated. What is still mounted
+// in a container lives on there.
 func (p *Pod) Remove() error {
 	err := p.Close()
 	if !p.plain {
 		// Detached, since a container may have its files mounted.
-		if e := unix.Unmount(p.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); e != nil && !errors.Is(e, unix.EINVAL) {
+		if e := unix.Unmount(p.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); e != nil && !errors.Is(e, unix.EINVAL) && !errors.Is(e, unix.ENOENT) {
 			return errors.Join(err, fmt.Errorf("unmount %s: %w", p.dir, e))
 		}
 		if e := os.Remove(p.dir); e != nil && !errors.Is(e, fs.ErrNotExist) {

@@ -224,16 +224,15 @@ func (g *GPU) holder(pid int, now time.Duration) *process {
 			dead = p
 		}
 	}
-	if dead != nil && dead.gone && alive != nil {
+	if dead == nil {
 		return alive
 	}
-	if dead != nil && alive != nil && now-dead.exitedAt >= g.cfg.StuckAfter {
+	// start 0 is nobody: a pid that was listed when it could not be read. Whoever can be read now
+	// is more likely the same process than its successor.
+	if alive != nil && (dead.gone || dead.start == 0 || now-dead.exitedAt >= g.cfg.StuckAfter) {
 		return alive
 	}
-	if dead != nil {
-		return dead
-	}
-	return alive
+	return dead
 }
 
 // takeAnswer takes NVML's rows in. An incomplete answer changes nothing: the old numbers stay.
