@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * account.c: this process's part in the protocol of abi.h.
+ *
+ * The process keeps a total of what it has charged, per GPU and counter, tagged with an epoch.
+ * The epoch names a registration: which slot holds the charges. A reserve announces in the slot,
+ * sums, and then commits to the total; a release takes from the total, then from the slot. When
+ * the slot is lost (gpufenced or a peer gave it away) or changed, one thread moves every total
+ * to the next epoch, which freezes it, charges the frozen totals in the new slot, and publishes
+ * it. A thread that was in between finds that its commit fails, takes its announcement back, and
+ * begins again. So whatever was committed is in exactly one slot that counts, at any time after
+ * the publication, however many threads were on their way.
+ *
+ * All state lies in memory that a fork child finds zeroed: a child is not registered, and
+ * inherits neither mapping nor descriptor nor lock.
+ */
+#include "account.h"
+
+#include <errno.h>
+
+#include "../abi.h"
+#include "ledger.h"
+#include "limits.h"
+#include "pages.h"
+
+#define MS UINT64_C(1000000)
+
+/* How long the slow path's lock is tried for. */
+#define SLOW_LOCK_NS (50 * MS)
+/* How long a thread waits for another one of its own process that opens or registers. */
+#define LOCAL_WAIT_NS (1000 * MS)
+/* How often a process that could not use the ledger tries again. */
+#define PRIVATE_RETRY_NS (100 * MS)
+#define BACKOFFS 4
+#define RESTARTS 64
+
+#define COUNTERS 2
+
+enum open_state {
+	OPEN_NOT = 0,
+	OPEN_DONE = 1,
+	OPEN_NONE = 2, /* no pages, or foreign ones: nothing is charged */
+};
+
+/* A registration in one word: [slot:16 | generation:24 | epoch:24]. 0: not registered. */
+#define SLOT_PRIVATE 0xffffu /* no ledger: the totals alone are held against the limits */
+#define EPOCH_MASK GPUFENCE_GENERATION_MASK
+
+struct process {
+	uint64_t open; /* enum open_state */
+	uint64_t opening; /* lock */
+	uint64_t registration;
+	uint64_t registering; /* lock: everything below up to the totals */
+	uint64_t mapped;      /* ledger is valid */
+	uint64_t retry_at_ns;
+	uint32_t pid;
+	void *hold;
+	struct ledger ledger;
+	uint64_t totals[GPUFENCE_GPUS][COUNTERS]; /* [epoch:24 | units:40] */
+	struct limits limits;
+};
+
+static struct pages_wiped memory;
+static const char *pages_dir;
+
+static struct process *process(void) { return pages_wiped(&memory, sizeof(struct process)); }
+
+void account_set_dir(const char *dir) { __atomic_store_n(&pages_dir, dir, __ATOMIC_RELEASE); }
+
+static bool path_of(char path[PAGES_PATH_MAX], const char *name)
+{
+	return pages_path(path, __atomic_load_n(&pages_dir, __ATOMIC_ACQUIRE), name);
+}
+
+/* The process with its limits page open, or NULL. Opens it at the first call. */
+static struct process *opened(bool open)
+{
+	char path[PAGES_PATH_MAX];
+	struct process *p = process();
+	if (p == NULL)
+		return NULL;
+	uint64_t state = word_load_acquire(&p->open);
+	if (state == OPEN_DONE)
+		return p;
+	if (state == OPEN_NONE || !open || !pages_lock(&p->opening, LOCAL_WAIT_NS))
+		return NULL;
+	state = word_load_acquire(&p->open);
+	if (state == OPEN_NOT) {
+		int r = path_of(path, GPUFENCE_LIMITS_NAME) ? limits_open(&p->limits, path) : -ENOENT;
+		/* What may pass (no descriptor left, no memory) is tried again at the next call: it
+		 * must not leave this process without limits for good. */
+		if (r == 0)
+			state = OPEN_DONE;
+		else if (r == -ENOENT || r == -ENOTDIR || r == -EINVAL)
+			state = OPEN_NONE;
+		word_store(&p->open, state);
+	}
+	pages_unlock(&p->opening);
+	return state == OPEN_DONE ? p : NULL;
+}
+
+static uint32_t slot_of(uint64_t registration) { return (uint32_t)(registration >> 48); }
+static uint32_t generation_of(uint64_t registration) { return (uint32_t)(registration >> 24) & GPUFENCE_GENERATION_MASK; }
+static uint64_t epoch_of(uint64_t registration) { return registration & EPOCH_MASK; }
+
+static uint64_t registration_word(uint32_t slot, uint32_t generation, uint64_t epoch)
+{
+	return (uint64_t)slot << 48 | (uint64_t)generation << 24 | epoch;
+}
+
+/* The ledger, mapped; the caller holds registering. */
+static bool map_ledger(struct process *p)
+{
+	char path[PAGES_PATH_MAX];
+	if (word_load_relaxed(&p->mapped))
+		return true;
+	if (!path_of(path, GPUFENCE_LEDGER_NAME) || ledger_open(&p->ledger, path) != 0)
+		return false;
+	word_store(&p->mapped, 1);
+	return true;
+}
+
+/* An open file of our own on the ledger, if the file still is as long as what we mapped. */
+static int open_ledger(const struct process *p)
+{
+	char path[PAGES_PATH_MAX];
+	if (!path_of(path, GPUFENCE_LEDGER_NAME))
+		return -ENOENT;
+	int fd = pages_open(path, true);
+	if (fd < 0)
+		return fd;
+	int64_t size = pages_size(fd);
+	if (size < 0 || (uint64_t)size < p->ledger.size) {
+		pages_close(fd);
+		return -EINVAL;
+	}
+	return fd;
+}
+
+/* Finds a slot: 0, or -errno, and then there is nothing to use but private totals. */
+static int claim(struct process *p, uint32_t *slot, uint32_t *generation, void **hold)
+{
+	if (!map_ledger(p))
+		return -ENOENT;
+	int fd = open_ledger(p);
+	if (fd < 0)
+		return fd;
+	struct ledger_self self = {
+		.pid = pages_pid(),
+		.container_index = p->limits.container_index,
+		.pidns_inode = pages_pidns_inode(),
+		.start_ticks = pages_start_ticks(),
+	};
+	/* Before any lock is taken: without it, closing fd would drop the lock. */
+	*hold = pages_hold(fd);
+	int r = -ENOMEM;
+	if (*hold != NULL) {
+		r = ledger_claim(&p->ledger, fd, &self, limits_stale(&p->limits), slot, generation);
+		uint64_t begin = 0;
+		while (r == -EAGAIN) {
+			r = ledger_claim_overflow(&p->ledger, fd, slot, generation);
+			if (r == 0)
+				break;
+			uint64_t now = pages_now_ns();
+			if (begin == 0)
+				begin = now;
+			else if (now - begin > SLOW_LOCK_NS)
+				break;
+			pages_sleep_ns(MS / 4);
+		}
+		if (r != 0)
+			pages_let_go(*hold);
+	}
+	pages_close(fd);
+	return r;
+}
+
+/* Registers this process anew, unless another thread has replaced the registration since. False:
+ * another thread is at it for too long. */
+static bool register_again(struct process *p, uint64_t replaced)
+{
+	if (!pages_lock(&p->registering, LOCAL_WAIT_NS))
+		return false;
+	if (word_load_acquire(&p->registration) != replaced) {
+		pages_unlock(&p->registering);
+		return true;
+	}
+	uint32_t slot = SLOT_PRIVATE, generation = 0;
+	void *hold = NULL;
+	if (claim(p, &slot, &generation, &hold) != 0) {
+		slot = SLOT_PRIVATE;
+		generation = 0;
+		hold = NULL;
+		word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
+		if (replaced != 0 && slot_of(replaced) == SLOT_PRIVATE) {
+			pages_unlock(&p->registering);
+			return true;
+		}
+	}
+	uint64_t epoch = (epoch_of(replaced) + 1) & EPOCH_MASK;
+	if (epoch == 0)
+		epoch = 1;
+	uint64_t sample = limits_sample(&p->limits);
+	for (unsigned g = 0; g < GPUFENCE_GPUS; g++) {
+		for (unsigned c = 0; c < COUNTERS; c++) {
+			uint64_t *total = &p->totals[g][c];
+			uint64_t now = word_load(total), units;
+			do
+				units = now & GPUFENCE_UNITS_MASK;
+			while (!word_swap(total, &now, epoch << GPUFENCE_UNITS_BITS | units));
+			if (units == 0 || slot == SLOT_PRIVATE)
+				continue;
+			/* If this fails the slot is lost again, which the next reserve sees. */
+			(void)ledger_add(&p->ledger, slot, generation, g, (enum ledger_counter)c, units);
+			if (c == ACCOUNT_DEVICE)
+				ledger_peak(&p->ledger, slot, generation, g, sample);
+		}
+	}
+	word_store(&p->registration, registration_word(slot, generation, epoch));
+	void *old = p->hold;
+	p->hold = hold;
+	if (old != NULL)
+		pages_let_go(old);
+	pages_unlock(&p->registering);
+	return true;
+}
+
+enum verdict { WITHIN, OVER, LOST };
+
+static bool above(uint64_t units, uint64_t excess_bytes, uint64_t max_bytes)
+{
+	if (max_bytes == GPUFENCE_UNLIMITED)
+		return false;
+	/* In this order nothing overflows, whatever the pages say. */
+	return excess_bytes > max_bytes || units > (max_bytes - excess_bytes) / GPUFENCE_UNIT_BYTES;
+}
+
+static struct ledger_sum private_sum(const struct process *p, unsigned gpu)
+{
+	uint64_t units = 0;
+	for (unsigned c = 0; c < COUNTERS; c++)
+		units += word_load(&p->totals[gpu][c]) & GPUFENCE_UNITS_MASK;
+	return (struct ledger_sum){ units, units };
+}
+
+/* Whether what is announced fits. */
+static enum verdict judge(struct process *p, uint64_t registration, unsigned gpu)
+{
+	struct limits_gpu limit;
+	bool known = limits_read(&p->limits, gpu, &limit) && (limit.flags & GPUFENCE_GPU_FENCED);
+	bool private = slot_of(registration) == SLOT_PRIVATE;
+	if (!private && !ledger_owned(&p->ledger, slot_of(registration), generation_of(registration)))
+		return LOST;
+	if (!known || (limit.max_bytes == GPUFENCE_UNLIMITED && limit.pod_max_bytes == GPUFENCE_UNLIMITED))
+		return WITHIN;
+	struct ledger_sum sum = private ? private_sum(p, gpu) : ledger_sum(&p->ledger, gpu, p->limits.container_index);
+	return above(sum.container_units, limit.excess_bytes, limit.max_bytes) ||
+			       above(sum.pod_units, limit.pod_excess_bytes, limit.pod_max_bytes) ?
+		       OVER :
+		       WITHIN;
+}
+
+/* Adds to a total: -ESTALE: of another epoch, -EOVERFLOW. */
+static int total_add(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t units)
+{
+	uint64_t *total = &p->totals[gpu][counter];
+	uint64_t now = word_load(total);
+	do {
+		if (now >> GPUFENCE_UNITS_BITS != epoch_of(registration))
+			return -ESTALE;
+		if (units > GPUFENCE_UNITS_MASK - (now & GPUFENCE_UNITS_MASK))
+			return -EOVERFLOW;
+	} while (!word_swap(total, &now, now + units));
+	return 0;
+}
+
+/* Takes from a total as much as is there. */
+static int total_sub(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t *units)
+{
+	uint64_t *total = &p->totals[gpu][counter];
+	uint64_t now = word_load(total);
+	do {
+		if (now >> GPUFENCE_UNITS_BITS != epoch_of(registration))
+			return -ESTALE;
+		if (*units > (now & GPUFENCE_UNITS_MASK))
+			*units = now & GPUFENCE_UNITS_MASK;
+	} while (!word_swap(total, &now, now - *units));
+	return 0;
+}
+
+/* One try: 0, -ENOMEM, -ESTALE: with another registration again, -EOVERFLOW. */
+static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t units)
+{
+	enum ledger_counter c = (enum ledger_counter)counter;
+	uint32_t slot = slot_of(registration), generation = generation_of(registration);
+	int r;
+	if (slot == SLOT_PRIVATE) {
+		r = total_add(p, registration, gpu, counter, units);
+		if (r == 0 && judge(p, registration, gpu) == OVER) {
+			/* If it is of another epoch by now, the charge went along and is taken there. */
+			while (total_sub(p, registration, gpu, counter, &units) != 0) {
+				if (!register_again(p, registration))
+					return -EBUSY;
+				registration = word_load_acquire(&p->registration);
+			}
+			if (slot_of(registration) != SLOT_PRIVATE)
+				ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), gpu, c, units, NULL);
+			r = -ENOMEM;
+		}
+		return r;
+	}
+	r = ledger_add(&p->ledger, slot, generation, gpu, c, units);
+	if (r != 0)
+		return r;
+	switch (judge(p, registration, gpu)) {
+	case WITHIN:
+		r = total_add(p, registration, gpu, counter, units);
+		break;
+	case OVER:
+		r = -ENOMEM;
+		break;
+	case LOST:
+		r = -ESTALE;
+		break;
+	}
+	if (r != 0)
+		ledger_sub(&p->ledger, slot, generation, gpu, c, units, NULL);
+	else if (counter == ACCOUNT_DEVICE)
+		ledger_peak(&p->ledger, slot, generation, gpu, limits_sample(&p->limits));
+	return r;
+}
+
+/* The registration to work with, 0 if there is none to be had in time. */
+static uint64_t registered(struct process *p)
+{
+	uint64_t registration = word_load_acquire(&p->registration);
+	if (registration == 0 ||
+	    (slot_of(registration) == SLOT_PRIVATE && pages_now_ns() >= word_load_relaxed(&p->retry_at_ns))) {
+		if (!register_again(p, registration))
+			return 0;
+		registration = word_load_acquire(&p->registration);
+	}
+	return registration;
+}
+
+/* As reserve_once, over changes of the registration. -EBUSY: not possible, and no more so later. */
+static int reserve_here(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
+{
+	for (int restarts = 0; restarts < RESTARTS; restarts++) {
+		uint64_t registration = registered(p);
+		if (registration == 0)
+			return -EBUSY;
+		int r = reserve_once(p, registration, gpu, counter, units);
+		if (r != -ESTALE)
+			return r;
+		if (!register_again(p, registration))
+			return -EBUSY;
+	}
+	/* Somebody keeps taking our slots away: only a pod that scribbles on its ledger can. */
+	return -EBUSY;
+}
+
+static uint64_t random_below(uint64_t n)
+{
+	/* Good enough to step out of each other's way. */
+	uint64_t x = pages_now_ns() ^ pages_thread() ^ (uint64_t)(uintptr_t)&memory;
+	x ^= x >> 33;
+	x *= UINT64_C(0xff51afd7ed558ccd);
+	x ^= x >> 33;
+	return x % n;
+}
+
+/* Near the limit. Two that announce together may both withdraw: step aside, then one by one. */
+static int reserve_slowly(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
+{
+	for (int i = 0; i < BACKOFFS; i++) {
+		if (i == 0) {
+			for (uint64_t n = random_below(64); n > 0; n--)
+				cpu_relax();
+		} else {
+			pages_sleep_ns(random_below(UINT64_C(10000) << i));
+		}
+		int r = reserve_here(p, gpu, counter, units);
+		if (r == 0)
+			return 0;
+	}
+	if (slot_of(word_load_acquire(&p->registration)) == SLOT_PRIVATE || !word_load_acquire(&p->mapped))
+		return -ENOMEM;
+	int fd = open_ledger(p);
+	if (fd == -EINVAL) {
+		/* It was cut, and touching it would be fatal: on with the totals alone. */
+		register_again(p, word_load_acquire(&p->registration));
+		return reserve_here(p, gpu, counter, units);
+	}
+	uint64_t at = GPUFENCE_LEDGER_LOCK_OFFSET + gpu;
+	bool locked = false;
+	if (fd >= 0) {
+		uint64_t deadline = pages_now_ns() + SLOW_LOCK_NS;
+		while (!(locked = pages_file_lock(fd, PAGES_LOCK_EXCLUSIVE, at, 1) == 0) && pages_now_ns() < deadline)
+			pages_sleep_ns(50000 + random_below(200000));
+	}
+	/* Also without the lock: it brings progress, not safety. */
+	int r = reserve_here(p, gpu, counter, units);
+	if (r != 0 && fd >= 0 && limits_stale(&p->limits) && ledger_free_lost(&p->ledger, fd, gpu) > 0)
+		r = reserve_here(p, gpu, counter, units);
+	if (fd >= 0) {
+		/* Not left to close: a fork in another thread may have copied the descriptor. */
+		if (locked)
+			pages_file_lock(fd, PAGES_LOCK_NONE, at, 1);
+		pages_close(fd);
+	}
+	if (r != 0)
+		ledger_request_reclaim(&p->ledger);
+	return r;
+}
+
+static struct process *for_gpu(int gpu)
+{
+	/* Opens them in a fork child, which has the number from its parent. */
+	return gpu < 0 || gpu >= (int)GPUFENCE_GPUS ? NULL : opened(true);
+}
+
+static uint64_t units_of(uint64_t bytes)
+{
+	return bytes / GPUFENCE_UNIT_BYTES + (bytes % GPUFENCE_UNIT_BYTES != 0);
+}
+
+int account_gpu(const uint8_t uuid[16])
+{
+	struct process *p = opened(true);
+	return p != NULL ? limits_find(&p->limits, uuid) : -1;
+}
+
+int account_reserve(int gpu, enum account_counter counter, uint64_t bytes)
+{
+	struct process *p = for_gpu(gpu);
+	uint64_t units = units_of(bytes);
+	if (p == NULL || units == 0)
+		return 0;
+	if (units > GPUFENCE_UNITS_MASK)
+		return -ENOMEM;
+	int r = reserve_here(p, (unsigned)gpu, counter, units);
+	if (r == -ENOMEM)
+		r = reserve_slowly(p, (unsigned)gpu, counter, units);
+	return r == 0 ? 0 : -ENOMEM;
+}
+
+void account_release(int gpu, enum account_counter counter, uint64_t bytes)
+{
+	struct process *p = for_gpu(gpu);
+	uint64_t units = units_of(bytes);
+	if (p == NULL || units == 0)
+		return;
+	for (int restarts = 0; restarts < RESTARTS; restarts++) {
+		uint64_t registration = word_load_acquire(&p->registration);
+		if (registration == 0)
+			return; /* a fork child: it has charged nothing */
+		if (total_sub(p, registration, (unsigned)gpu, counter, &units) != 0) {
+			/* A registration is under way: its charge has ours in it. */
+			if (!register_again(p, registration))
+				return;
+			continue;
+		}
+		if (units > 0 && slot_of(registration) != SLOT_PRIVATE) {
+			uint64_t sample = limits_sample(&p->limits);
+			/* If the slot is lost, so is the charge. */
+			(void)ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), (unsigned)gpu,
+					 (enum ledger_counter)counter, units, &sample);
+		}
+		return;
+	}
+}
+
+/* The slot to count in; NULL: none. */
+static struct gpufence_slot *own_slot(struct process *p)
+{
+	uint64_t registration = word_load_acquire(&p->registration);
+	if (registration == 0 || slot_of(registration) == SLOT_PRIVATE)
+		return NULL;
+	return ledger_slot(&p->ledger, slot_of(registration));
+}
+
+void account_event(int gpu, enum account_event event)
+{
+	struct process *p = for_gpu(gpu);
+	struct gpufence_slot *s = p != NULL ? own_slot(p) : NULL;
+	if (s == NULL)
+		return;
+	struct gpufence_slot_gpu *g = &s->gpu[gpu];
+	switch (event) {
+	case ACCOUNT_EVENT_MAX:
+		word_count(&g->events_max);
+		break;
+	case ACCOUNT_EVENT_DEVICE:
+		word_count(&g->events_device);
+		break;
+	case ACCOUNT_EVENT_HIGH:
+		word_count(&g->events_high);
+		break;
+	}
+}
+
+void account_count_alloc(void)
+{
+	struct process *p = opened(false);
+	struct gpufence_slot *s = p != NULL ? own_slot(p) : NULL;
+	if (s != NULL)
+		word_count(&s->allocs);
+}
+
+void account_count_free(void)
+{
+	struct process *p = opened(false);
+	struct gpufence_slot *s = p != NULL ? own_slot(p) : NULL;
+	if (s != NULL)
+		word_count(&s->frees);
+}
+
+static uint64_t bytes_of(uint64_t units, uint64_t excess)
+{
+	uint64_t bytes = units > UINT64_MAX / GPUFENCE_UNIT_BYTES ? UINT64_MAX : units * GPUFENCE_UNIT_BYTES;
+	return excess > UINT64_MAX - bytes ? UINT64_MAX : bytes + excess;
+}
+
+static uint64_t room(uint64_t max, uint64_t charged)
+{
+	if (max == GPUFENCE_UNLIMITED)
+		return GPUFENCE_UNLIMITED;
+	return charged < max ? max - charged : 0;
+}
+
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+bool account_view(int gpu, struct account_view *view)
+{
+	struct process *p = for_gpu(gpu);
+	struct limits_gpu limit;
+	if (p == NULL || !limits_read(&p->limits, (unsigned)gpu, &limit))
+		return false;
+	/* Others' charges show before this process has its own slot. */
+	if (!word_load_acquire(&p->mapped) && pages_now_ns() >= word_load_relaxed(&p->retry_at_ns) &&
+	    pages_lock(&p->registering, LOCAL_WAIT_NS)) {
+		if (!map_ledger(p))
+			word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
+		pages_unlock(&p->registering);
+	}
+	uint64_t registration = word_load_acquire(&p->registration);
+	bool private = registration != 0 && slot_of(registration) == SLOT_PRIVATE;
+	struct ledger_sum sum = private || !word_load_acquire(&p->mapped) ?
+					private_sum(p, (unsigned)gpu) :
+					ledger_sum(&p->ledger, (unsigned)gpu, p->limits.container_index);
+	uint64_t max = GPUFENCE_UNLIMITED, pod_max = GPUFENCE_UNLIMITED;
+	if (limit.flags & GPUFENCE_GPU_FENCED) {
+		max = limit.max_bytes;
+		pod_max = limit.pod_max_bytes;
+	}
+	view->charged_bytes = bytes_of(sum.container_units, limit.excess_bytes);
+	view->max_bytes = least(max, pod_max);
+	view->headroom_bytes = least(room(max, view->charged_bytes),
+				     room(pod_max, bytes_of(sum.pod_units, limit.pod_excess_bytes)));
+	view->context_bytes = limit.context_bytes;
+	return true;
+}
