@@ -42,11 +42,13 @@ const chainVar = "GPUFENCE_CHAIN"
 
 // Wrapper is one call of gpufence-runtime.
 type Wrapper struct {
-	Args        []string // os.Args
-	Env         []string
-	Stderr      io.Writer
-	Settings    Settings
-	SettingsErr error // config.toml is wrong: nothing is created, everything else works
+	Args     []string // os.Args
+	Env      []string
+	Stderr   io.Writer
+	Settings Settings
+	// SettingsErr says that config.toml is wrong, and Settings are the defaults: no container
+	// with a GPU is created; everything else works.
+	SettingsErr error
 
 	// Exec replaces the process; it returns only if that failed.
 	Exec func(path string, argv, env []string) error
@@ -163,9 +165,6 @@ func (w Wrapper) childEnv(runtime string) []string {
 
 // create plans the container and rewrites its config.json.
 func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, log runtimeLog) error {
-	if w.SettingsErr != nil {
-		return w.SettingsErr
-	}
 	cwd, err := os.Getwd()
 	if err != nil {
 		return quota.NewError(quota.CodeNotABundle, "the working directory is gone: %w", err)
@@ -197,10 +196,16 @@ func (w Wrapper) fence(ctx context.Context, cmd Command, c container, doc *docum
 		"--engine", string(c.input.Engine), "--scope", scope,
 	}
 	request, err := plan.Ask(c.input, w.Settings.Policy)
+	if w.SettingsErr != nil {
+		if err != nil || request.Action == plan.ActionPrepare {
+			return nil, w.SettingsErr
+		}
+		notices = []string{Sentence(w.SettingsErr)}
+	}
 	if err != nil {
 		return nil, err
 	}
-	notices = request.Notices
+	notices = append(notices, request.Notices...)
 	var prepared plan.Prepared
 	switch request.Action {
 	case plan.ActionSkip:
