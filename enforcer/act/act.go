@@ -20,9 +20,11 @@ var (
 	ErrGone = errors.New("gone")
 	// ErrUnstable says that the process changed while it was read: pid reused.
 	ErrUnstable = errors.New("process changed while it was read")
-	// ErrCgroupRoot, ErrCgroupOwn and ErrCgroupShared say why a cgroup cannot be a container's.
-	ErrCgroupRoot   = errors.New("cgroup is the root")
-	ErrCgroupOwn    = errors.New("cgroup is gpufence's own or the runtime's")
+	// ErrCgroupRoot is why a cgroup cannot be a container's.
+	ErrCgroupRoot = errors.New("cgroup is the root")
+	// ErrCgroupOwn is, too.
+	ErrCgroupOwn = errors.New("cgroup is gpufence's own or the runtime's")
+	// ErrCgroupShared is, too.
 	ErrCgroupShared = errors.New("cgroup holds other processes than the container's first")
 	// ErrNoCgroup says that the process is in no cgroup that we can use.
 	ErrNoCgroup = errors.New("no usable cgroup")

@@ -91,10 +91,10 @@ func TestLayoutIsTheHeaders(t *testing.T) {
 	if err := os.WriteFile(source, []byte(program.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", binary, source).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", binary, source).CombinedOutput(); err != nil {
 		t.Fatalf("compile: %v\n%s", err, out)
 	}
-	out, err := exec.Command(binary).Output()
+	out, err := exec.CommandContext(t.Context(), binary).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

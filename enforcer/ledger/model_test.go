@@ -106,10 +106,9 @@ type reserveProcess struct {
 	ownGen int8 // of the slot that is being summed, as read
 	counts bool // its owner word said live
 	dead   bool
-	gone   bool  // reclaimed
-	truth  int8  // what the driver holds for it
-	seen   int8  // of globalCounter: the value that was loaded
-	slot   uint8 // 1: has claimed
+	gone   bool // reclaimed
+	truth  int8 // what the driver holds for it
+	seen   int8 // of globalCounter: the value that was loaded
 }
 
 type reserveState struct {
@@ -166,7 +165,8 @@ func reserveModel(s scheme, wants [reserveProcesses]int8, kills int8) (reserveSt
 			if sl.state == SlotLive && sl.counterGen == sl.generation {
 				ledger += sl.units
 			}
-			if !(p.gone || !p.dead && (p.pc == pcHolds || p.pc == pcDone || p.pc == pcRefused)) {
+			settled := p.pc == pcHolds || p.pc == pcDone || p.pc == pcRefused
+			if !p.gone && (p.dead || !settled) {
 				quiet = false
 			}
 		}

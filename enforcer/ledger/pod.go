@@ -190,7 +190,7 @@ func isMount(dir string) (bool, error) {
 	if err := unix.Statfs(dir, &s); err != nil {
 		return false, &fs.PathError{Op: "statfs", Path: dir, Err: err}
 	}
-	if int64(s.Type) != unix.TMPFS_MAGIC {
+	if s.Type != unix.TMPFS_MAGIC {
 		return false, fmt.Errorf("%s is a mount point, but not of a tmpfs", dir)
 	}
 	return true, nil

@@ -873,10 +873,10 @@ func TestTotals(t *testing.T) {
 			return owner
 		})
 	}
-	check := func(name string, max uint64) {
+	check := func(name string, want uint64) {
 		t.Helper()
-		if got := totals.Of("a", 2); got.Max != max {
-			t.Errorf("%s: %+v, want max %d", name, got, max)
+		if got := totals.Of("a", 2); got.Max != want {
+			t.Errorf("%s: %+v, want max %d", name, got, want)
 		}
 	}
 	observe(slot(1, 1, SlotEvents{Max: 5, Device: 1, High: 2}))

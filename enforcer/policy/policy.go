@@ -53,11 +53,11 @@ func (c Config) Slack(limit uint64) uint64 {
 	return max(c.KillSlackBytes, uint64(min(share, 1)*float64(limit)))
 }
 
-// ContainerID names a container within the process; PodID its pod. Opaque here.
-type (
-	ContainerID string
-	PodID       string
-)
+// ContainerID names a container; opaque here.
+type ContainerID string
+
+// PodID names a pod; opaque here.
+type PodID string
 
 // ProcState says how far a process is.
 type ProcState int
@@ -265,4 +265,3 @@ type Candidate struct {
 	MaxBytes  uint64
 	Over      bool // above its own limit
 }
-

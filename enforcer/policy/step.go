@@ -63,7 +63,7 @@ type process struct {
 	isNoSlot  bool
 	killed    bool
 	killedAt  time.Duration
-	slotIndex int // -1
+	slotIndex int  // -1
 	left      bool // a slot of its own has lost its lock
 	device    uint64
 	managed   uint64
@@ -157,7 +157,7 @@ func (g *GPU) Step(in Input) Output {
 		Known: in.Sample.Complete && in.Sample.DeviceKnown, Why: in.Sample.Why,
 	}
 	g.takeAnswer(in, facts, &out)
-	overflow := g.takeSlots(in, &out)
+	overflow := g.takeSlots(in)
 	g.settleExits(in, &out)
 	g.reclaim(in, &out)
 	g.computeExcess(in, overflow)
@@ -270,9 +270,9 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 	}
 }
 
-// takeSlots links slots to processes, keeps their histories, and says which must be marked. It
+// takeSlots links slots to processes, and keeps their histories. It
 // returns what each pod's overflow slot can explain.
-func (g *GPU) takeSlots(in Input, out *Output) map[PodID]uint64 {
+func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 	for _, p := range g.processes {
 		p.slotIndex, p.greatest, p.left = -1, 0, false
 		if p.state != Exited {
