@@ -371,33 +371,35 @@ func (l *Ledger) Reclaim(slot int, generation uint32, exited bool) (err error) {
 		defer func() { err = errors.Join(err, l.unlock(slot)) }()
 	}
 	return l.withSlot(slot, func(m *mapping, base int) error {
-		owner := unpackOwner(m.load(base + slotOwner))
-		// Nobody claims a slot whose lock we have, so it can be wiped for its next owner.
-		if locked && owner.Generation == generation && owner.State != SlotFree {
-			for i := 8; i < slotBytes; i += 8 {
-				m.store(base+i, 0)
-			}
-		}
+		// What the slot counted goes with its generation; its events go on, see Totals.
 		return change(m, base, generation, []SlotState{SlotLive, SlotDying}, func(o Owner) Owner {
 			return Owner{Generation: nextGeneration(o.Generation), State: SlotFree}
 		})
 	})
 }
 
-// ClearOverflow sets the overflow slot to 0 if it counts something and nobody uses it, and says
-// whether it did. Fold its events in first.
+// ClearOverflow sets the overflow slot's charges to 0 if there are any and nobody uses it, and says
+// whether it did. Its events stay, see [Totals].
 func (l *Ledger) ClearOverflow() (cleared bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
 		return false, fmt.Errorf("clear overflow slot of %s: %w", l.path, fs.ErrClosed)
 	}
-	zero := make([]byte, slotBytes)
 	now := make([]byte, slotBytes)
 	if err := l.pread(now, slotOffset(l.slots)); err != nil {
 		return false, err
 	}
-	if string(now) == string(zero) {
+	// The first words of each GPU: the three counters and the two peaks.
+	zero := make([]byte, slotGPUEventsMax)
+	var charged []int
+	for gpu := range GPUs {
+		at := slotGPU + gpu*slotGPUBytes
+		if string(now[at:at+len(zero)]) != string(zero) {
+			charged = append(charged, at)
+		}
+	}
+	if len(charged) == 0 {
 		return false, nil
 	}
 	locked, err := l.tryLock(l.slots)
@@ -405,8 +407,10 @@ func (l *Ledger) ClearOverflow() (cleared bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, l.unlock(l.slots)) }()
-	if _, err := l.file.WriteAt(zero, slotOffset(l.slots)); err != nil {
-		return false, fmt.Errorf("clear overflow slot: %w", err)
+	for _, at := range charged {
+		if _, err := l.file.WriteAt(zero, slotOffset(l.slots)+int64(at)); err != nil {
+			return false, fmt.Errorf("clear overflow slot: %w", err)
+		}
 	}
 	return true, nil
 }

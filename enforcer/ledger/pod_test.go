@@ -756,14 +756,14 @@ func TestLockAndReclaim(t *testing.T) {
 		t.Errorf("reclaiming a past generation: %v", err)
 	}
 
-	// Left by exec: the lock is free. Reclaim wipes the slot for its next owner.
+	// Left by exec: the lock is free. The events stay for the totals.
 	w.m.store(w.word(2, slotOwner), Owner{5, SlotLive, 10}.pack())
-	w.m.store(w.gpu(2, 3, slotGPUPeak), 99)
+	w.m.store(w.gpu(2, 3, slotGPUEventsHigh), 99)
 	if err := l.Reclaim(2, 5, false); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.m.load(w.gpu(2, 3, slotGPUPeak)); got != 0 {
-		t.Errorf("peak after reclaim: %d", got)
+	if got := w.m.load(w.gpu(2, 3, slotGPUEventsHigh)); got != 99 {
+		t.Errorf("events after reclaim: %d", got)
 	}
 	if !free(2) {
 		t.Error("reclaim kept the lock")
@@ -821,6 +821,7 @@ func TestClearOverflow(t *testing.T) {
 	w := newWriter(t, p)
 	at := w.gpu(2, 0, slotGPUDevice)
 	w.m.store(at, 5)
+	w.m.store(w.gpu(2, 0, slotGPUEventsMax), 8)
 	share := unix.Flock_t{Type: unix.F_RDLCK, Start: slotOffset(2), Len: slotBytes}
 	if err := unix.FcntlFlock(w.f.Fd(), unix.F_OFD_SETLK, &share); err != nil {
 		t.Fatal(err)
@@ -832,8 +833,11 @@ func TestClearOverflow(t *testing.T) {
 	if err := unix.FcntlFlock(w.f.Fd(), unix.F_OFD_SETLK, &share); err != nil {
 		t.Fatal(err)
 	}
-	if cleared, err := l.ClearOverflow(); !cleared || err != nil || w.m.load(at) != 0 {
+	if cleared, err := l.ClearOverflow(); !cleared || err != nil || w.m.load(at) != 0 || w.m.load(w.gpu(2, 0, slotGPUEventsMax)) != 8 {
 		t.Errorf("an overflow slot that nobody uses: %v, %v", cleared, err)
+	}
+	if cleared, err := l.ClearOverflow(); cleared || err != nil {
+		t.Errorf("clearing twice: %v, %v", cleared, err)
 	}
 	share.Type = unix.F_RDLCK
 	if err := unix.FcntlFlock(w.f.Fd(), unix.F_OFD_SETLK, &share); err != nil {
@@ -909,9 +913,9 @@ func TestTotals(t *testing.T) {
 	check("after garbage", 10)
 
 	observe(slot(1, 2, SlotEvents{Max: 1}))
-	check("reclaimed and wiped", 11)
+	check("begun anew", 11)
 	observe(slot(1, 3, SlotEvents{Max: 4}))
-	check("taken over, going on", 14)
+	check("reclaimed or taken over: events go on", 14)
 	owner = ""
 	observe(slot(1, 3, SlotEvents{Max: 6}))
 	check("nobody's", 14)

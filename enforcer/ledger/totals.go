@@ -69,8 +69,8 @@ func (t *Totals) fold(s *Slot, container string) {
 	}
 }
 
-// delta is how far a counter went. With a new generation it may have begun at 0 again (reclaimed
-// by us) or gone on (taken over by a peer): one that is not smaller went on.
+// delta is how far a counter went. Neither reclaim nor a claim resets a slot's events, so they go on
+// over generations; one that fell with a new generation began at 0 again.
 func delta(last, now uint64, same bool) uint64 {
 	if now >= last {
 		return now - last
