@@ -19,7 +19,10 @@ import (
 )
 
 // Annotations that engines write after everything a user can, so that no pod can forge them.
-// They are read only where the wrapper's own name says that this engine called.
+// They are read only where the wrapper's own name says that this engine called. CRI-O copies a
+// pod's annotations, then writes its own, then the kubelet's labels (io.kubernetes.pod.*): its
+// own io.kubernetes.cri-o.Namespace and KubeName are not among them in a container's spec, so
+// that there a pod could choose its namespace's policy.
 const (
 	criType      = "io.kubernetes.cri.container-type"
 	criSandbox   = "io.kubernetes.cri.sandbox-id"
@@ -28,10 +31,8 @@ const (
 	criUID       = "io.kubernetes.cri.sandbox-uid"
 	criName      = "io.kubernetes.cri.container-name"
 
-	crioType      = "io.kubernetes.cri-o.ContainerType"
-	crioSandbox   = "io.kubernetes.cri-o.SandboxID"
-	crioNamespace = "io.kubernetes.cri-o.Namespace"
-	crioKubeName  = "io.kubernetes.cri-o.KubeName"
+	crioType    = "io.kubernetes.cri-o.ContainerType"
+	crioSandbox = "io.kubernetes.cri-o.SandboxID"
 
 	kubeName      = "io.kubernetes.container.name"
 	kubePod       = "io.kubernetes.pod.name"
@@ -209,12 +210,7 @@ func (c *container) readIdentity(engine quota.Engine, id string) {
 		c.name = a[criName]
 	case quota.EngineCRIO:
 		c.input.Sandbox = a[crioType] == "sandbox"
-		c.pod = api.PodRef{
-			ID:        a[crioSandbox],
-			Namespace: first(a[crioNamespace], a[kubeNamespace]),
-			Name:      first(a[crioKubeName], a[kubePod]),
-			UID:       a[kubeUID],
-		}
+		c.pod = api.PodRef{ID: a[crioSandbox], Namespace: a[kubeNamespace], Name: a[kubePod], UID: a[kubeUID]}
 		c.name = a[kubeName]
 	default:
 		c.pod = api.PodRef{ID: id}
@@ -225,15 +221,18 @@ func (c *container) readIdentity(engine quota.Engine, id string) {
 // readPlaces finds where the shim may be mounted, and the termination message's file.
 func (c *container) readPlaces() {
 	message := defaultTerminationPath
-	if c.input.Engine == quota.EngineCRI || c.input.Engine == quota.EngineCRIO {
-		message = first(c.input.Annotations[terminationPath], message)
+	if c.input.Engine.Kubernetes() {
+		if named := c.input.Annotations[terminationPath]; named != "" {
+			message = named
+		}
 	}
 	message = path.Clean("/" + message)
 	for _, m := range c.input.Mounts {
 		switch path.Clean("/" + m.Destination) {
 		case message:
+			// A file that the container may not write is not written on its behalf either.
 			c.terminationLog = ""
-			if isBind(m) {
+			if isBind(m) && !slices.Contains(m.Options, "ro") {
 				c.terminationLog = m.Source
 			}
 		case "/dev":
@@ -286,13 +285,4 @@ func sameNamespace(file, own string) bool {
 	}
 	b, err := os.Stat(own)
 	return err == nil && os.SameFile(a, b)
-}
-
-func first(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }

@@ -86,7 +86,7 @@ func TestReadIdentityByEngine(t *testing.T) {
 		sandbox bool
 	}{
 		{quota.EngineCRI, api.PodRef{ID: "s", Namespace: "ns"}, "", true},
-		{quota.EngineCRIO, api.PodRef{ID: "o", Namespace: "ons", Name: "kube", UID: "u"}, "k", false},
+		{quota.EngineCRIO, api.PodRef{ID: "o", Namespace: "kns", Name: "p", UID: "u"}, "k", false},
 		// Whoever may set annotations there forges nothing.
 		{quota.EngineDocker, api.PodRef{ID: "c1"}, "", false},
 		{quota.EnginePodman, api.PodRef{ID: "c1"}, "", false},
@@ -116,6 +116,7 @@ func TestReadPlaces(t *testing.T) {
 			{"destination":"/tmp/why","type":"bind","source":"/host/why"},{"destination":"/dev/termination-log","type":"bind","source":"/host/other"}]}`, "/dev/gpufence", "/host/why"},
 		{"named, and no mount", `{"annotations":{"io.kubernetes.container.terminationMessagePath":"/tmp/why"},"mounts":[
 			{"destination":"/dev/termination-log","type":"bind","source":"/host/other"}]}`, "/dev/gpufence", ""},
+		{"read-only", `{"mounts":[{"destination":"/dev/termination-log","type":"bind","source":"/host/secret","options":["rbind","ro"]}]}`, "/dev/gpufence", ""},
 		{"not a bind mount", `{"mounts":[{"destination":"/dev/termination-log","type":"tmpfs","source":"tmpfs"}]}`, "/dev/gpufence", ""},
 	}
 	for _, test := range tests {
