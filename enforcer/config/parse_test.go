@@ -239,7 +239,7 @@ func TestParseErrors(t *testing.T) {
 			t.Errorf("%q: no error, want %s", tt.in, tt.want)
 			continue
 		}
-		if got := err.Error(); got != tt.want && !(strings.HasSuffix(tt.want, " ") && strings.HasPrefix(got, tt.want)) {
+		if got := err.Error(); got != tt.want && (!strings.HasSuffix(tt.want, " ") || !strings.HasPrefix(got, tt.want)) {
 			t.Errorf("%q:\n got %s\nwant %s", tt.in, got, tt.want)
 		}
 		if strings.Contains(err.Error(), "\n") {

@@ -71,31 +71,9 @@ func isContainerAlias(annotation string) bool {
 		(strings.HasSuffix(annotation, aliasLimit) || strings.HasSuffix(annotation, aliasRequest))
 }
 
-// OurAnnotations picks the annotations that we read: what gpufenced needs to come to the same
-// answer.
-func OurAnnotations(annotations map[string]string) map[string]string {
-	out := map[string]string{}
-	for k, v := range annotations {
-		if Ours(k) {
-			out[k] = v
-		}
-	}
-	return out
-}
-
 // aliases are the limits (max) and guarantees (min) that a container has by other names.
 type aliases struct {
 	max, min []listAmount
-}
-
-func (a aliases) given() bool { return len(a.max)+len(a.min) > 0 }
-
-// first names one of them, for messages.
-func (a aliases) first() string {
-	for _, v := range append(a.max[:len(a.max):len(a.max)], a.min...) {
-		return v.where
-	}
-	return ""
 }
 
 // annotationAliases reads the aliases that concern a container.

@@ -68,7 +68,6 @@ const (
 	CodeAmbiguousName   Code = "E1409" // several are
 	CodeNotRunning      Code = "E1410" // the container has ended, or has not started
 	CodeNamespaceTotal  Code = "E1411" // the namespace's total of memory.min
-	CodeResizeBusy      Code = "E1412" // another resize of that container is pending
 
 	CodeUnreachable     Code = "E1501" // gpufenced does not answer
 	CodeBadAnswer       Code = "E1502" // gpufenced's answer cannot be understood
@@ -159,7 +158,6 @@ func Codes() []CodeInfo {
 		{CodeAmbiguousName, "several are"},
 		{CodeNotRunning, "the container has ended, or has not started"},
 		{CodeNamespaceTotal, "the namespace's total of memory.min"},
-		{CodeResizeBusy, "another resize of that container is pending"},
 		{CodeUnreachable, "gpufenced does not answer"},
 		{CodeBadAnswer, "gpufenced's answer cannot be understood"},
 		{CodeBadPolicy, "config.toml is wrong"},

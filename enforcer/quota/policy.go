@@ -191,13 +191,13 @@ func (p Policy) hasCeiling() bool {
 }
 
 // CheckNamespaceTotal refuses a grant that would take the namespace's total of memory.min on a
-// GPU above what policy p (of that namespace) allows; held is what its other pods hold there.
-func (p Policy) CheckNamespaceTotal(namespace string, g GPU, held, min uint64) error {
+// GPU by wanted, above what policy p (of that namespace) allows; held is what its other pods hold there.
+func (p Policy) CheckNamespaceTotal(namespace string, g GPU, held, wanted uint64) error {
 	total := p.MinTotal.On(g.AllocatableBytes)
-	if total == Unlimited || (held <= total && min <= total-held) {
+	if total == Unlimited || (held <= total && wanted <= total-held) {
 		return nil
 	}
 	return NewError(CodeNamespaceTotal, "memory.min %s does not fit namespace %s on %s: it may hold %s there and holds %s",
-		FormatBytes(min), cut(namespace), g.UUID, FormatBytes(total), FormatBytes(held)).
+		FormatBytes(wanted), cut(namespace), g.UUID, FormatBytes(total), FormatBytes(held)).
 		WithHint("lower memory.min (it follows memory.max) or end another pod")
 }

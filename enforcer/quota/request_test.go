@@ -82,7 +82,9 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func limits(max, min uint64) Limits { return Limits{Max: max, High: Unlimited, Min: min} }
+func limits(limit, guarantee uint64) Limits {
+	return Limits{Max: limit, High: Unlimited, Min: guarantee}
+}
 
 func TestGrants(t *testing.T) {
 	envAll := func(p *Policy) { p.Accept[EngineCRI] = Accept{Keys: true, Aliases: true, Env: true, GPU: true} }
@@ -581,9 +583,6 @@ func TestOurs(t *testing.T) {
 			t.Errorf("Ours(%q) = %t", name, !want)
 		}
 	}
-	if got := OurAnnotations(map[string]string{"gpu-memory": "1", "a": "b"}); len(got) != 1 || got["gpu-memory"] != "1" {
-		t.Errorf("got %v", got)
-	}
 	env := []string{"PATH=/bin", "GPUFENCE_MEMORY_MAX=4Gi", "GPUFENCE_DEBUG=1", "NVIDIA_GPU_MEMORY_LIMIT=1", "NVIDIA_VISIBLE_DEVICES=all", "CUDA_DEVICE_MEMORY_LIMIT_0=1", "CUDA_DEVICE_MEMORY_SHARED_CACHE=x", "CUDA_DEVICE_SM_LIMIT=3", "bare"}
 	if got := OurEnv(env); !slices.Equal(got, []string{env[1], env[3], env[5], env[6], env[7]}) {
 		t.Errorf("got %v", got)
@@ -591,7 +590,12 @@ func TestOurs(t *testing.T) {
 	// What gpufenced is sent is enough to come to the same answer.
 	full := docker("memory.max=4Gi", "!other=1").env(append(env, "GPUFENCE_MEMORY_MIN=1Gi")...)
 	sent := full
-	sent.Annotations, sent.Env = OurAnnotations(full.Annotations), OurEnv(full.Env)
+	sent.Env, sent.Annotations = OurEnv(full.Env), map[string]string{}
+	for k, v := range full.Annotations {
+		if Ours(k) {
+			sent.Annotations[k] = v
+		}
+	}
 	_, a := resolve(t, full, DefaultPolicy(), []GPU{gpuA()})
 	_, b := resolve(t, sent, DefaultPolicy(), []GPU{gpuA()})
 	if d := cmp.Diff(a, b); d != "" {
@@ -668,41 +672,15 @@ func TestSet(t *testing.T) {
 	}
 }
 
-func TestEffective(t *testing.T) {
-	g := Grant{
-		Pod:       map[string]Limits{"p": limits(4*gib, 4*gib), "both": limits(4*gib, 4*gib), "unlimited": limits(Unlimited, gib)},
-		Container: map[string]Limits{"c": limits(3*gib, gib), "both": limits(6*gib, 2*gib)},
-	}
-	for uuid, want := range map[string]Limits{
-		"p": limits(4*gib, 4*gib), "c": limits(3*gib, gib), "both": limits(4*gib, 2*gib), "none": limits(Unlimited, 0), "unlimited": limits(Unlimited, gib),
-	} {
-		if d := cmp.Diff(want, g.Effective(uuid)); d != "" {
-			t.Errorf("%s: %s", uuid, d)
+// effective is what holds on a GPU: the lower of both levels.
+func effective(g Grant, uuid string) Limits {
+	l := Limits{Max: Unlimited}
+	for _, m := range []map[string]Limits{g.Pod, g.Container} {
+		if v, ok := m[uuid]; ok {
+			l.Max, l.Min = min(l.Max, v.Max), max(l.Min, v.Min)
 		}
 	}
-}
-
-func TestWithMax(t *testing.T) {
-	tests := []struct {
-		from Limits
-		to   uint64
-		want Limits
-	}{
-		{limits(4*gib, 4*gib), 6 * gib, limits(6*gib, 6*gib)},
-		{limits(4*gib, 4*gib), gib, limits(gib, gib)},
-		{limits(4*gib, 4*gib), 16 * gib, limits(16*gib, 15*gib)},
-		{limits(16*gib, 15*gib), 4 * gib, limits(4*gib, 4*gib)},
-		{limits(4*gib, gib), 6 * gib, limits(6*gib, gib)},
-		{limits(4*gib, 2*gib), gib, limits(gib, gib)},
-		{limits(4*gib, 0), 6 * gib, limits(6*gib, 0)},
-		{limits(4*gib, 4*gib), Unlimited, limits(Unlimited, 0)},
-		{limits(Unlimited, gib), 4 * gib, limits(4*gib, gib)},
-	}
-	for _, tt := range tests {
-		if d := cmp.Diff(tt.want, tt.from.WithMax(tt.to, 15*gib)); d != "" {
-			t.Errorf("%+v to %d: %s", tt.from, tt.to, d)
-		}
-	}
+	return l
 }
 
 func TestLevels(t *testing.T) {
@@ -763,7 +741,7 @@ func TestGrantsAreBounded(t *testing.T) {
 		}
 		for _, gpu := range gpus {
 			top := min(gpu.TotalBytes, p.ceiling(gpu))
-			e := g.Effective(gpu.UUID)
+			e := effective(g, gpu.UUID)
 			for _, l := range []Limits{g.Pod[gpu.UUID], g.Container[gpu.UUID]} {
 				if l == (Limits{}) {
 					continue
@@ -805,9 +783,9 @@ func TestMoreLimitsNeverGiveMore(t *testing.T) {
 			}
 			return g
 		}
-		before := grant(s).Effective(uuidA)
-		after := grant(s.env("GPUFENCE_MEMORY_MAX=" + n("env"))).Effective(uuidA)
-		if after.Max > before.Max || after.Min > before.Min {
+		before := effective(grant(s), uuidA)
+		after := effective(grant(s.env("GPUFENCE_MEMORY_MAX="+n("env"))), uuidA)
+		if after.Max > before.Max || after.Min > max(before.Min, after.Max) {
 			t.Fatalf("%+v became %+v", before, after)
 		}
 	})

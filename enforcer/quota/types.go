@@ -14,6 +14,7 @@ const Unlimited uint64 = math.MaxUint64
 // something that a user can write.
 type Engine string
 
+// The engines.
 const (
 	EngineCRI    Engine = "cri" // containerd's CRI plugin
 	EngineCRIO   Engine = "crio"
@@ -25,6 +26,7 @@ const (
 // Mode says what gpufence does with what it finds.
 type Mode string
 
+// The modes.
 const (
 	ModeEnforce Mode = "enforce"
 	ModeWarn    Mode = "warn"    // observe, and say what would have happened
@@ -34,6 +36,7 @@ const (
 // Level is what a user may rely on (design: fences and levels).
 type Level string
 
+// The levels, from the lowest.
 const (
 	LevelNone     Level = "none"
 	LevelAdvisory Level = "advisory"
@@ -84,48 +87,4 @@ type Grant struct {
 	OOMGroup  bool              `json:"oom_group"`
 	Require   Level             `json:"require"`
 	Mode      Mode              `json:"mode"`
-}
-
-// NoLimits are the limits of a level that says nothing.
-func NoLimits() Limits { return Limits{Max: Unlimited, High: Unlimited, SwapMax: Unlimited} }
-
-// Effective are the limits that hold for the container on a GPU: the lower of both levels. Its
-// guarantee is its own, or the pod's where it has none of its own.
-func (g Grant) Effective(uuid string) Limits {
-	pod, inPod := g.Pod[uuid]
-	con, inCon := g.Container[uuid]
-	if !inPod {
-		pod = NoLimits()
-	}
-	if !inCon {
-		con = NoLimits()
-		con.Min = pod.Min
-	}
-	out := Limits{
-		Max:     min(pod.Max, con.Max),
-		High:    min(pod.High, con.High),
-		SwapMax: min(pod.SwapMax, con.SwapMax),
-	}
-	out.Min = min(con.Min, out.Max)
-	if !inPod && !inCon {
-		out.SwapMax = 0
-	}
-	return out
-}
-
-// WithMax is l after memory.max became newMax, on a GPU with that many allocatable bytes: a
-// guarantee that followed memory.max follows it further, another one is kept, as far as newMax
-// allows.
-func (l Limits) WithMax(newMax, allocatable uint64) Limits {
-	follows := l.Max != Unlimited && l.Min > 0 && l.Min == min(l.Max, allocatable)
-	l.Max = newMax
-	switch {
-	case follows && newMax == Unlimited:
-		l.Min = 0
-	case follows:
-		l.Min = min(newMax, allocatable)
-	default:
-		l.Min = min(l.Min, newMax)
-	}
-	return l
 }

@@ -73,8 +73,8 @@ func Ask(in Input, p quota.Policy) (Request, error) {
 		r.Action = ActionSkip // nothing is edited, and there is nothing to count
 		return r, nil
 	}
-	if !in.Privileged {
-		return r, nil
+	if !in.Privileged || !parsed.Limited() {
+		return r, nil // without a limit there is no fence that it could switch off
 	}
 	err = quota.NewError(quota.CodePrivileged, "%s is privileged (CAP_SYS_ADMIN, CAP_BPF or the host's pid namespace) and could switch its fences off", subject(in)).
 		WithHint("drop these, or set %s = \"report\" in [privileged] of this node's policy", in.Engine)

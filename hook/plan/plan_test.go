@@ -122,6 +122,7 @@ func TestAsk(t *testing.T) {
 		{name: "docker: gpu key and env", in: docker(all(annotate("gpufence.dev/gpu", "any"), visibleEnv("0"))), action: ActionPrepare, selectors: []string{"0"}, notices: []string{"the key gpu is ignored, since NVIDIA_VISIBLE_DEVICES chose the container's GPUs"}},
 		{name: "docker: limit in env", in: docker(all(noKey, visibleEnv("0"), func(in *Input) { in.Env = append(in.Env, "GPUFENCE_MEMORY_MAX=1Gi") })), action: ActionPrepare, selectors: []string{"0"}},
 		{name: "docker: privileged is reported", in: docker(all(visibleEnv("0"), func(in *Input) { in.Privileged = true })), action: ActionPrepare, selectors: []string{"0"}, notices: []string{"the container is privileged and could switch its fences off"}},
+		{name: "docker: privileged without a limit", in: docker(all(noKey, visibleEnv("0"), func(in *Input) { in.Privileged = true })), action: ActionPrepare, selectors: []string{"0"}, notices: unlimited},
 		{name: "privileged without a GPU", in: pod(func(in *Input) { in.Privileged = true }), action: ActionAlone},
 
 		{name: "sandbox", in: pod(all(noKey, func(in *Input) { in.Sandbox, in.Container = true, "" })), action: ActionSkip},

@@ -40,6 +40,7 @@ type Mount struct {
 // Loader says which dynamic loader the container's entry point uses.
 type Loader string
 
+// The loaders.
 const (
 	LoaderGlibc   Loader = "glibc"
 	LoaderMusl    Loader = "musl"
@@ -50,6 +51,7 @@ const (
 // Action is what becomes of a container.
 type Action string
 
+// The actions.
 const (
 	ActionSkip    Action = "skip"    // nothing of it concerns us: exec the runtime unchanged
 	ActionAlone   Action = "alone"   // no GPU: plan without gpufenced (devices denied, env void), start
