@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "charge.h"
+
+#include "debug.h"
+#include "device.h"
+
+/* As the driver takes it: shared blocks for small allocations, whole blocks for others. */
+static uint64_t taken(uint64_t bytes)
+{
+	uint64_t up = bytes + (CHARGE_BLOCK_BYTES - 1);
+	return up < bytes ? UINT64_MAX : up / CHARGE_BLOCK_BYTES * CHARGE_BLOCK_BYTES;
+}
+
+void charge_refused(int gpu, const char *call, uint64_t bytes)
+{
+	account_event(gpu, ACCOUNT_EVENT_MAX);
+	debug_line(call, "refused by memory.max", bytes);
+}
+
+bool charge_begin(struct charge *c, const char *call, enum account_counter counter, uint64_t bytes)
+{
+	c->gpu = -1;
+	/* The driver refuses it itself, with its own error. */
+	if (bytes == 0)
+		return true;
+	c->gpu = device_current(&c->owner);
+	if (c->gpu < 0)
+		return true;
+	c->counter = counter;
+	c->small = counter == ACCOUNT_DEVICE && bytes <= CHARGE_SMALL_BYTES;
+	c->bytes = taken(bytes);
+	if (account_reserve(c->gpu, counter, c->bytes) == 0)
+		return true;
+	charge_refused(c->gpu, call, bytes);
+	return false;
+}
+
+bool charge_settle(struct charge *c, const char *call, uint64_t bytes)
+{
+	if (c->gpu < 0)
+		return true;
+	uint64_t now = taken(bytes);
+	if (now < c->bytes) {
+		account_release(c->gpu, c->counter, c->bytes - now);
+	} else if (now > c->bytes && account_reserve(c->gpu, c->counter, now - c->bytes) != 0) {
+		account_release(c->gpu, c->counter, c->bytes);
+		charge_refused(c->gpu, call, bytes);
+		return false;
+	}
+	c->bytes = now;
+	c->small = c->counter == ACCOUNT_DEVICE && bytes <= CHARGE_SMALL_BYTES;
+	return true;
+}
+
+CUresult charge_failed(int gpu, enum account_counter counter, uint64_t bytes, CUresult result)
+{
+	account_release(gpu, counter, bytes);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		account_event(gpu, ACCOUNT_EVENT_DEVICE);
+	return result;
+}
+
+CUresult charge_end(const struct charge *c, CUresult result, uint64_t pointer)
+{
+	if (c->gpu < 0)
+		return result;
+	if (result != CUDA_SUCCESS)
+		return charge_failed(c->gpu, c->counter, c->bytes, result);
+	struct track_block b = {
+		.pointer = pointer,
+		.bytes = c->small ? 0 : c->bytes,
+		.owner = c->owner,
+		.gpu = (int16_t)c->gpu,
+		.kind = c->small ? TRACK_SMALL : c->counter == ACCOUNT_MANAGED ? TRACK_MANAGED : TRACK_DEVICE,
+	};
+	if (c->small && !track_small_enter(c->gpu, pointer))
+		account_release(c->gpu, c->counter, c->bytes);
+	/* If there is no memory for the table, the block stays charged until the process ends. */
+	if (track_put(&b) != 0)
+		debug_line("block", "not tracked, out of host memory", c->bytes);
+	account_count_alloc();
+	return result;
+}
+
+void charge_undo(const struct track_block *b)
+{
+	switch ((enum track_kind)b->kind) {
+	case TRACK_SMALL:
+		if (track_small_leave(b->gpu, b->pointer))
+			account_release(b->gpu, ACCOUNT_DEVICE, CHARGE_BLOCK_BYTES);
+		break;
+	case TRACK_MANAGED:
+		account_release(b->gpu, ACCOUNT_MANAGED, b->bytes);
+		break;
+	case TRACK_DEVICE:
+		account_release(b->gpu, ACCOUNT_DEVICE, b->bytes);
+		break;
+	}
+	account_count_free();
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * table.h: THE table. One row for each exported variant of each entry point that the shim
+ * hooks, in the order of the symbols. To hook another one: a row here, its function type in
+ * driver_api.h, its hook, its line in libgpufence.map (a test compares the three).
+ *
+ *   ROW(library, symbol, name, version, stream)
+ *     symbol   what the library exports and dlsym asks for
+ *     name     what cuGetProcAddress is asked for
+ *     version  of CUDA that brought this ABI: cuGetProcAddress gives the newest not above the
+ *              one asked for
+ *     stream   ANY, or PER_THREAD for the variant that cuGetProcAddress gives for flag 2
+ */
+#ifndef GPUFENCE_TABLE_H
+#define GPUFENCE_TABLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver_api.h"
+
+#define TABLE_HOOKED(ROW)                                                                         \
+	ROW(CUDA, cuCtxCreate, cuCtxCreate, 2000, ANY)                                            \
+	ROW(CUDA, cuCtxCreate_v2, cuCtxCreate, 3020, ANY)                                         \
+	ROW(CUDA, cuCtxCreate_v3, cuCtxCreate, 11040, ANY)                                        \
+	ROW(CUDA, cuCtxCreate_v4, cuCtxCreate, 12050, ANY)                                        \
+	ROW(CUDA, cuCtxDestroy, cuCtxDestroy, 2000, ANY)                                          \
+	ROW(CUDA, cuCtxDestroy_v2, cuCtxDestroy, 4000, ANY)                                       \
+	ROW(CUDA, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, 7000, ANY)                \
+	ROW(CUDA, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000, ANY)            \
+	ROW(CUDA, cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset, 7000, ANY)                    \
+	ROW(CUDA, cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, ANY)                \
+	ROW(CUDA, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, ANY)                  \
+	ROW(CUDA, cuDeviceTotalMem, cuDeviceTotalMem, 2000, ANY)                                  \
+	ROW(CUDA, cuDeviceTotalMem_v2, cuDeviceTotalMem, 3020, ANY)                               \
+	ROW(CUDA, cuGetProcAddress, cuGetProcAddress, 11030, ANY)                                 \
+	ROW(CUDA, cuGetProcAddress_v2, cuGetProcAddress, 12000, ANY)                              \
+	ROW(CUDA, cuInit, cuInit, 2000, ANY)                                                      \
+	ROW(CUDA, cuMemAlloc, cuMemAlloc, 2000, ANY)                                              \
+	ROW(CUDA, cuMemAllocManaged, cuMemAllocManaged, 6000, ANY)                                \
+	ROW(CUDA, cuMemAllocPitch, cuMemAllocPitch, 2000, ANY)                                    \
+	ROW(CUDA, cuMemAllocPitch_v2, cuMemAllocPitch, 3020, ANY)                                 \
+	ROW(CUDA, cuMemAlloc_v2, cuMemAlloc, 3020, ANY)                                           \
+	ROW(CUDA, cuMemFree, cuMemFree, 2000, ANY)                                                \
+	ROW(CUDA, cuMemFree_v2, cuMemFree, 3020, ANY)                                             \
+	ROW(CUDA, cuMemGetInfo, cuMemGetInfo, 2000, ANY)                                          \
+	ROW(CUDA, cuMemGetInfo_v2, cuMemGetInfo, 3020, ANY)                                       \
+	ROW(NVML, nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo, 0, ANY)                       \
+	ROW(NVML, nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, 0, ANY)
+
+/* What the shim itself calls, and does not hook. */
+#define TABLE_CALLED(ROW)                                                                         \
+	ROW(CUDA, cuCtxGetCurrent, cuCtxGetCurrent, 4000, ANY)                                    \
+	ROW(CUDA, cuCtxGetDevice, cuCtxGetDevice, 2000, ANY)                                      \
+	ROW(CUDA, cuDeviceGetUuid, cuDeviceGetUuid, 9020, ANY)                                    \
+	ROW(CUDA, cuDeviceGetUuid_v2, cuDeviceGetUuid, 11040, ANY)                                \
+	ROW(NVML, nvmlDeviceGetUUID, nvmlDeviceGetUUID, 0, ANY)
+
+/* The newest CUDA version whose entry points were compared with the table. */
+#define TABLE_CUDA_VERSION 13000
+
+enum table_library { TABLE_CUDA, TABLE_NVML, TABLE_LIBRARIES };
+enum table_stream { TABLE_ANY, TABLE_PER_THREAD };
+
+#define TABLE_ID(library, symbol, name, version, stream) ID_##symbol,
+enum table_id { TABLE_HOOKED(TABLE_ID) TABLE_HOOKS, TABLE_LAST_HOOK = TABLE_HOOKS - 1, TABLE_CALLED(TABLE_ID) TABLE_SIZE };
+#undef TABLE_ID
+
+#define TABLE_HOOK(library, symbol, name, version, stream) fn_##symbol hook_##symbol;
+TABLE_HOOKED(TABLE_HOOK)
+#undef TABLE_HOOK
+
+typedef void table_function(void);
+
+struct table_row {
+	const char *symbol;
+	const char *name;
+	table_function *hook; /* NULL: called only */
+	int version;
+	uint8_t library; /* enum table_library */
+	uint8_t stream;  /* enum table_stream */
+};
+
+extern const struct table_row table[TABLE_SIZE];
+
+/* The row of a hooked symbol, by its exact name, or -1. A name that cannot be one of the
+ * libraries' costs a few compares. */
+int table_find(const char *symbol);
+
+/* The row of the ABI that cuGetProcAddress means by these arguments, or -1. */
+int table_choose(const char *name, int version, cuuint64_t flags);
+
+/* Exports a hook under its own name. An alias, so that the table never points to another
+ * library's function of that name. */
+#define EXPORT(symbol) extern __typeof(hook_##symbol) symbol __attribute__((alias("hook_" #symbol), visibility("default")))
+
+#endif
