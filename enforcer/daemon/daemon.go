@@ -51,8 +51,8 @@ const (
 	housekeeping  = time.Second           // collection of what ended, saving of counters
 	retryNVML     = time.Second
 	stopTimeout   = killTimeout + time.Second // for what is in progress when we are told to stop
-	drainLimit    = time.Minute // how long an ended container's memory is followed
-	filesInterval = time.Second // between two writes of memory.* without a reason
+	drainLimit    = time.Minute               // how long an ended container's memory is followed
+	filesInterval = time.Second               // between two writes of memory.* without a reason
 	emptyLimit    = 10 * time.Second
 )
 
@@ -136,6 +136,7 @@ type gpuState struct {
 	sample    gpu.Sample
 	number    uint64
 	out       policy.Output
+	outAt     time.Duration // when it was computed
 	lastKnown time.Duration
 	saidWhy   string // reported reason of being unknown
 	// context are observations of processes that have one context and nothing else.
@@ -146,7 +147,19 @@ type gpuState struct {
 
 type drain struct {
 	fact  policy.ContainerFact
-	until time.Duration
+	ended time.Duration
+}
+
+// dyingBytes is what exited processes still hold, those of a container that ended since the newest
+// sample included: its promise is free already, its memory is not.
+func (g *gpuState) dyingBytes() uint64 {
+	sum := g.out.DyingBytes
+	for id, dr := range g.draining {
+		if dr.ended > g.outAt {
+			sum += min(g.out.Containers[id].ChargedBytes, quota.Unlimited-sum)
+		}
+	}
+	return sum
 }
 
 // errNotAsked says that NVML is about to be asked for the first time.

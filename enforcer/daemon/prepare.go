@@ -373,7 +373,7 @@ func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quo
 	g := d.gpus[uuid]
 	in := policy.AdmitInput{
 		UUID: uuid, AllocatableBytes: g.quota.AllocatableBytes, MinBytes: want,
-		UnmanagedBytes: g.out.UnmanagedBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.out.DyingBytes,
+		UnmanagedBytes: g.out.UnmanagedBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.dyingBytes(),
 		FreeNow: overcommit, FreeKnown: g.sample.Err == nil && g.sample.MemoryErr == nil, FreeBytes: g.sample.Memory.FreeBytes,
 	}
 	var inNamespace uint64

@@ -294,7 +294,7 @@ func (d *Daemon) end(c *registry.Container) {
 		c.EndReason = endReason(c)
 		for _, g := range c.Grant.GPUs {
 			if gs := d.gpus[g.UUID]; gs != nil {
-				gs.draining[c.ID()] = drain{d.containerFact(c, g.UUID), d.mono() + drainLimit}
+				gs.draining[c.ID()] = drain{d.containerFact(c, g.UUID), d.mono()}
 			}
 		}
 	} else {

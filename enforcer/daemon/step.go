@@ -51,7 +51,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	}
 	in.Now = d.mono()
 	out := g.machine.Step(in)
-	g.out = out
+	g.out, g.outAt = out, in.Now
 	if out.Known {
 		g.lastKnown = in.Now
 	}
@@ -171,7 +171,8 @@ func (d *Daemon) count(g *gpuState, out *policy.Output) {
 			n.PeakBytes = st.PeakBytes
 			d.dirty[c.Pod().Name] = true
 		}
-		if st.OverMax {
+		// The limit that holds is the lower of the container's and the pod's.
+		if st.OverMax || out.Pods[c.Pod().ID()].OverMax && st.NVMLBytes > 0 {
 			n.OverMax++
 			d.dirty[c.Pod().Name] = true
 		}
@@ -239,7 +240,7 @@ func (d *Daemon) drained(g *gpuState, out *policy.Output) {
 	for id, dr := range g.draining {
 		st, ok := out.Containers[id]
 		gone := ok && out.Known && st.DyingBytes == 0 && st.StuckBytes == 0 && st.ChargedBytes == 0
-		if gone || d.mono() > dr.until {
+		if gone || d.mono()-dr.ended > drainLimit {
 			delete(g.draining, id)
 			g.machine.Forget(id)
 			d.seen.forget(id)

@@ -161,7 +161,7 @@ func (d *Daemon) GPUs(context.Context) ([]api.GPUState, error) {
 		g := d.gpus[uuid]
 		v := api.GPUState{
 			GPU: g.quota, UsedBytes: g.sample.Memory.UsedBytes,
-			UnmanagedBytes: g.out.UnmanagedBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.out.DyingBytes,
+			UnmanagedBytes: g.out.UnmanagedBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.dyingBytes(),
 			Known: g.have && g.out.Known, Why: g.out.Why,
 		}
 		for _, p := range d.reg.Pods() {
