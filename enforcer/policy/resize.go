@@ -74,9 +74,6 @@ func (g *GPU) StartResize(level Level, old, desired uint64, now, deadline time.D
 	}
 	r.State, r.Actual = ResizePending, old
 	r.Why = "waits until the memory in use fits"
-	if s := g.scopes[level]; s != nil {
-		r.LeastUse = s.charged
-	}
 	g.resizes[level] = &r
 	return r
 }
@@ -124,9 +121,10 @@ func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
 		} else if p, ok := out.Pods[l.Pod]; ok {
 			charged, known = add(p.ChargedBytes, p.DyingBytes), p.Known
 		}
-		if known {
+		// What was seen before it began does not bind: the container could still grow then.
+		if known && in.Sample.Began >= r.Started {
 			r.LeastUse = min(r.LeastUse, charged)
-			if charged <= r.Desired && in.Sample.Began >= r.Started {
+			if charged <= r.Desired {
 				r.Fits++
 			} else {
 				r.Fits = 0
