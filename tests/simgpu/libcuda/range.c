@@ -266,6 +266,8 @@ void contents_drop(uintptr_t start, size_t size)
 {
 	size_t from = backed_index(start), to = backed_index(start + size), i;
 
+	if (from == to)
+		return;
 	for (i = from; i < to; i++) {
 		madvise((void *)backed[i], PAGE, MADV_DONTNEED);
 		mprotect((void *)backed[i], PAGE, PROT_NONE);

@@ -98,7 +98,10 @@ func (s *Server) Run(ctx context.Context, ready func()) (err error) {
 	defer func() {
 		close(s.done)
 		for _, l := range listeners {
-			err = errors.Join(err, l.Close()) // unlinks the socket too
+			// Unlinks the socket too. HTTP's server may have closed its own already.
+			if closeErr := l.Close(); !errors.Is(closeErr, net.ErrClosed) {
+				err = errors.Join(err, closeErr)
+			}
 		}
 		s.closeAll()
 		s.conns.Wait()
