@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package journal
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+)
+
+func open(t *testing.T, dir string, opts Options) *Journal {
+	t.Helper()
+	j, err := Open(dir, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = j.Close() }) // a test may have closed it
+	return j
+}
+
+func add(t *testing.T, j *Journal, message string) api.Event {
+	t.Helper()
+	ev, err := j.Append(api.Event{Type: "test", Message: message})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ev
+}
+
+func since(t *testing.T, j *Journal, seq uint64) []api.Event {
+	t.Helper()
+	var out []api.Event
+	if err := j.Since(seq, func(ev api.Event) error { out = append(out, ev); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestNumbersGoOn(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "deep", "journal")
+	j := open(t, dir, Options{})
+	if a, b := add(t, j, "a"), add(t, j, "b"); a.Seq != 1 || b.Seq != 2 || a.Time.IsZero() {
+		t.Errorf("got %+v, %+v", a, b)
+	}
+	if err := j.Sync(); err != nil {
+		t.Error(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Errorf("a second close: %v", err)
+	}
+	if ev, err := j.Append(api.Event{}); err == nil || ev.Seq != 3 {
+		t.Errorf("append after close: %+v, %v", ev, err)
+	}
+	if err := j.Sync(); err == nil {
+		t.Error("sync after close")
+	}
+	k := open(t, dir, Options{})
+	if ev := add(t, k, "c"); ev.Seq != 3 {
+		t.Errorf("after a restart: %d", ev.Seq)
+	}
+	if evs := since(t, k, 1); len(evs) != 2 || evs[0].Message != "b" || evs[1].Message != "c" {
+		t.Errorf("since 1: %+v", evs)
+	}
+	if fi, err := os.Stat(filepath.Join(dir, FileName)); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", fi.Mode(), err)
+	}
+}
+
+// A crash or a full disk cuts the last line: it costs that event, not the next one.
+func TestTornLine(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, Options{})
+	add(t, j, "whole")
+	add(t, j, "torn")
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, FileName)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cut := range []int{1, 5, len(text) / 3} {
+		if err := os.WriteFile(path, text[:len(text)-cut], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j, err := Open(dir, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := add(t, j, "next")
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		k, err := Open(dir, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		evs := since(t, k, 0)
+		if err := k.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if last := evs[len(evs)-1]; last.Message != "next" || last.Seq != next.Seq || evs[0].Message != "whole" {
+			t.Errorf("cut by %d: %+v", cut, evs)
+		}
+	}
+}
+
+func TestGarbageIsPassedOver(t *testing.T) {
+	dir := t.TempDir()
+	text := "garbage\n{\"seq\":7,\"message\":\"seven\"}\n\x00\xff\n{\"seq\":0}\n{\"seq\":18446744073709551615}\n[]\n" +
+		strings.Repeat("x", 3<<20) + "\n{\"seq\":9,\"message\":\"nine\"}\n"
+	if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j := open(t, dir, Options{})
+	if evs := since(t, j, 0); len(evs) != 2 || evs[1].Message != "nine" {
+		t.Errorf("got %+v", evs)
+	}
+	if ev := add(t, j, "ten"); ev.Seq != 10 {
+		t.Errorf("next is %d", ev.Seq)
+	}
+}
+
+func TestRotation(t *testing.T) {
+	dir := t.TempDir()
+	opts := Options{MaxBytes: 1000, Keep: 3, Memory: 4}
+	j := open(t, dir, opts)
+	for i := range 100 {
+		add(t, j, fmt.Sprint("event ", i+1))
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 4 {
+		t.Fatalf("files: %v, %v", files, err)
+	}
+	for _, f := range files {
+		if fi, err := f.Info(); err != nil || fi.Size() > 1000 {
+			t.Errorf("%s has %d bytes, %v", f.Name(), fi.Size(), err)
+		}
+	}
+	check := func(j *Journal) {
+		t.Helper()
+		evs := since(t, j, 0)
+		if len(evs) < 10 || evs[len(evs)-1].Seq != 100 {
+			t.Fatalf("%d events, the last is %d", len(evs), evs[len(evs)-1].Seq)
+		}
+		for i := 1; i < len(evs); i++ {
+			if evs[i].Seq != evs[i-1].Seq+1 {
+				t.Errorf("%d follows %d", evs[i].Seq, evs[i-1].Seq)
+			}
+		}
+		// Some from a file, some from memory.
+		if evs := since(t, j, 93); len(evs) != 7 || evs[0].Seq != 94 {
+			t.Errorf("since 93: %+v", evs)
+		}
+		if evs := since(t, j, 98); len(evs) != 2 || evs[0].Seq != 99 {
+			t.Errorf("since 98: %+v", evs)
+		}
+		if evs := since(t, j, 100); len(evs) != 0 {
+			t.Errorf("since 100: %+v", evs)
+		}
+	}
+	check(j)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check(open(t, dir, opts))
+}
+
+// A rotation that cannot be done loses nothing.
+func TestRotationFails(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, Options{MaxBytes: 300, Keep: 1})
+	if err := os.MkdirAll(filepath.Join(dir, FileName+".1", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var failed bool
+	for i := range 10 {
+		_, err := j.Append(api.Event{Message: fmt.Sprint(i)})
+		failed = failed || err != nil
+	}
+	if !failed {
+		t.Error("nobody heard of it")
+	}
+	text, err := os.ReadFile(filepath.Join(dir, FileName))
+	if err != nil || bytes.Count(text, []byte("\n")) != 10 {
+		t.Errorf("%d lines, %v", bytes.Count(text, []byte("\n")), err)
+	}
+}
+
+func TestEmitError(t *testing.T) {
+	j := open(t, t.TempDir(), Options{MaxBytes: 200, Memory: 1})
+	for range 5 {
+		add(t, j, "x")
+	}
+	stop := errors.New("enough")
+	for _, from := range []uint64{0, 4} {
+		if err := j.Since(from, func(api.Event) error { return stop }); !errors.Is(err, stop) {
+			t.Errorf("since %d: %v", from, err)
+		}
+	}
+}
+
+func TestWait(t *testing.T) {
+	j := open(t, t.TempDir(), Options{})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := j.Wait(ctx, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("without an event: %v", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- j.Wait(context.Background(), 1) }()
+	add(t, j, "not enough")
+	add(t, j, "enough")
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits for ever")
+	}
+	if err := j.Wait(ctx, 1); err != nil {
+		t.Errorf("what is there needs no waiting: %v", err)
+	}
+}
+
+func TestConcurrentAppend(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, Options{MaxBytes: 4000, Keep: 20})
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 50 {
+				if _, err := j.Append(api.Event{Message: "x"}); err != nil {
+					t.Error(err)
+				}
+				if err := j.Since(j.Last()-min(j.Last(), 3), func(api.Event) error { return nil }); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if evs := since(t, j, 0); len(evs) != 400 || evs[399].Seq != 400 {
+		t.Errorf("%d events", len(evs))
+	}
+}
+
+func TestOpenErrors(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(filepath.Join(dir, "file"), Options{}); err == nil {
+		t.Error("opened a file as a folder")
+	}
+	if err := os.Mkdir(filepath.Join(dir, FileName), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, Options{}); err == nil {
+		t.Error("opened a folder as a file")
+	}
+}
+
+func FuzzScan(f *testing.F) {
+	f.Add([]byte("{\"seq\":1}\n"))
+	f.Add([]byte("{\"seq\":1}\n{\"seq\":"))
+	f.Add([]byte("\n\n\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, FileName), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j, err := Open(dir, Options{Now: func() time.Time { return time.Unix(1, 0) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer j.Close()
+		before := j.Last()
+		ev, err := j.Append(api.Event{Message: "mine"})
+		if err != nil || ev.Seq != before+1 {
+			t.Fatalf("append: %+v, %v", ev, err)
+		}
+		k, err := Open(dir, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.Close()
+		if k.Last() != ev.Seq {
+			t.Errorf("last is %d, not %d", k.Last(), ev.Seq)
+		}
+	})
+}
