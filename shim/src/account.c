@@ -53,9 +53,9 @@ struct process {
 	uint64_t registering; /* lock: everything below up to the totals */
 	uint64_t mapped;      /* ledger is valid */
 	uint64_t retry_at_ns;
-	uint32_t pid;
 	void *hold;
 	struct ledger ledger;
+	uint64_t in_overflow; /* threads between announcing in the overflow slot and being done with it */
 	uint64_t totals[GPUFENCE_GPUS][COUNTERS]; /* [epoch:24 | units:40] */
 	struct limits limits;
 };
@@ -137,8 +137,8 @@ static int open_ledger(const struct process *p)
 	return fd;
 }
 
-/* Finds a slot: 0, or -errno, and then there is nothing to use but private totals. */
-static int claim(struct process *p, uint32_t *slot, uint32_t *generation, void **hold)
+/* Finds a slot, the overflow slot as the last resort: 0, or -errno. */
+static int claim(struct process *p, bool overflow, uint32_t *slot, uint32_t *generation, void **hold)
 {
 	if (!map_ledger(p))
 		return -ENOENT;
@@ -157,7 +157,7 @@ static int claim(struct process *p, uint32_t *slot, uint32_t *generation, void *
 	if (*hold != NULL) {
 		r = ledger_claim(&p->ledger, fd, &self, limits_stale(&p->limits), slot, generation);
 		uint64_t begin = 0;
-		while (r == -EAGAIN) {
+		while (r == -EAGAIN && overflow) {
 			r = ledger_claim_overflow(&p->ledger, fd, slot, generation);
 			if (r == 0)
 				break;
@@ -175,32 +175,38 @@ static int claim(struct process *p, uint32_t *slot, uint32_t *generation, void *
 	return r;
 }
 
-/* Registers this process anew, unless another thread has replaced the registration since. False:
- * another thread is at it for too long. */
-static bool register_again(struct process *p, uint64_t replaced)
+static bool is_overflow(const struct process *p, uint64_t registration)
 {
-	if (!pages_lock(&p->registering, LOCAL_WAIT_NS))
-		return false;
-	if (word_load_acquire(&p->registration) != replaced) {
-		pages_unlock(&p->registering);
-		return true;
-	}
-	uint32_t slot = SLOT_PRIVATE, generation = 0;
-	void *hold = NULL;
-	if (claim(p, &slot, &generation, &hold) != 0) {
-		slot = SLOT_PRIVATE;
-		generation = 0;
-		hold = NULL;
-		word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
-		if (replaced != 0 && slot_of(replaced) == SLOT_PRIVATE) {
-			pages_unlock(&p->registering);
-			return true;
-		}
-	}
-	uint64_t epoch = (epoch_of(replaced) + 1) & EPOCH_MASK;
+	return slot_of(registration) == p->ledger.slot_count;
+}
+
+/* A slot of its own has one user; the overflow slot's lock must outlast every change that a
+ * thread makes there, so those are counted. -ESTALE: the registration is another one by now. */
+static int enter_slot(struct process *p, uint64_t registration)
+{
+	if (!is_overflow(p, registration))
+		return 0;
+	__atomic_fetch_add(&p->in_overflow, 1, __ATOMIC_SEQ_CST);
+	if (word_load(&p->registration) == registration)
+		return 0;
+	__atomic_fetch_sub(&p->in_overflow, 1, __ATOMIC_SEQ_CST);
+	return -ESTALE;
+}
+
+static void leave_slot(struct process *p, uint64_t registration)
+{
+	if (is_overflow(p, registration))
+		__atomic_fetch_sub(&p->in_overflow, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Puts the totals into a slot and publishes it. The caller holds registering. */
+static void move_to(struct process *p, uint64_t old, uint32_t slot, uint32_t generation, void *hold)
+{
+	uint64_t moved[GPUFENCE_GPUS][COUNTERS];
+	uint64_t epoch = (epoch_of(old) + 1) & EPOCH_MASK;
+	uint64_t sample = limits_sample(&p->limits);
 	if (epoch == 0)
 		epoch = 1;
-	uint64_t sample = limits_sample(&p->limits);
 	for (unsigned g = 0; g < GPUFENCE_GPUS; g++) {
 		for (unsigned c = 0; c < COUNTERS; c++) {
 			uint64_t *total = &p->totals[g][c];
@@ -208,6 +214,7 @@ static bool register_again(struct process *p, uint64_t replaced)
 			do
 				units = now & GPUFENCE_UNITS_MASK;
 			while (!word_swap(total, &now, epoch << GPUFENCE_UNITS_BITS | units));
+			moved[g][c] = units;
 			if (units == 0 || slot == SLOT_PRIVATE)
 				continue;
 			/* If this fails the slot is lost again, which the next reserve sees. */
@@ -216,13 +223,61 @@ static bool register_again(struct process *p, uint64_t replaced)
 				ledger_peak(&p->ledger, slot, generation, g, sample);
 		}
 	}
-	word_store(&p->registration, registration_word(slot, generation, epoch));
-	void *old = p->hold;
+	__atomic_store_n(&p->registration, registration_word(slot, generation, epoch), __ATOMIC_SEQ_CST);
+	void *old_hold = p->hold;
 	p->hold = hold;
-	if (old != NULL)
-		pages_let_go(old);
+	if (old != 0 && slot_of(old) != SLOT_PRIVATE && slot != SLOT_PRIVATE && is_overflow(p, old)) {
+		/* Nobody takes our charges out of it but we. */
+		for (unsigned g = 0; g < GPUFENCE_GPUS; g++)
+			for (unsigned c = 0; c < COUNTERS; c++)
+				if (moved[g][c] != 0)
+					(void)ledger_sub(&p->ledger, slot_of(old), generation_of(old), g,
+							 (enum ledger_counter)c, moved[g][c], NULL);
+		uint64_t deadline = pages_now_ns() + SLOW_LOCK_NS;
+		while (word_load(&p->in_overflow) != 0) {
+			if (pages_now_ns() >= deadline) {
+				old_hold = NULL; /* stays until the process ends: over-counted, never under */
+				break;
+			}
+			pages_sleep_ns(50000);
+		}
+	}
+	if (old_hold != NULL)
+		pages_let_go(old_hold);
+}
+
+/* Registers this process anew, unless another thread has replaced the registration since. False:
+ * another thread is at it for too long. */
+static bool register_again(struct process *p, uint64_t replaced)
+{
+	if (!pages_lock(&p->registering, LOCAL_WAIT_NS))
+		return false;
+	if (word_load_acquire(&p->registration) == replaced) {
+		uint32_t slot, generation;
+		void *hold;
+		if (claim(p, true, &slot, &generation, &hold) == 0) {
+			move_to(p, replaced, slot, generation, hold);
+		} else {
+			word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
+			if (replaced == 0 || slot_of(replaced) != SLOT_PRIVATE)
+				move_to(p, replaced, SLOT_PRIVATE, 0, NULL);
+		}
+	}
 	pages_unlock(&p->registering);
 	return true;
+}
+
+/* From the overflow slot into one that has become free meanwhile, if there is one. */
+static void leave_overflow(struct process *p)
+{
+	uint64_t old = word_load_acquire(&p->registration);
+	uint32_t slot, generation;
+	void *hold;
+	if (old == 0 || slot_of(old) == SLOT_PRIVATE || !is_overflow(p, old) || !pages_lock(&p->registering, LOCAL_WAIT_NS))
+		return;
+	if (word_load_acquire(&p->registration) == old && claim(p, false, &slot, &generation, &hold) == 0)
+		move_to(p, old, slot, generation, hold);
+	pages_unlock(&p->registering);
 }
 
 enum verdict { WITHIN, OVER, LOST };
@@ -304,14 +359,19 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 				registration = word_load_acquire(&p->registration);
 			}
 			if (slot_of(registration) != SLOT_PRIVATE)
-				ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), gpu, c, units, NULL);
+				(void)ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), gpu, c, units, NULL);
 			r = -ENOMEM;
 		}
 		return r;
 	}
-	r = ledger_add(&p->ledger, slot, generation, gpu, c, units);
+	r = enter_slot(p, registration);
 	if (r != 0)
 		return r;
+	r = ledger_add(&p->ledger, slot, generation, gpu, c, units);
+	if (r != 0) {
+		leave_slot(p, registration);
+		return r;
+	}
 	switch (judge(p, registration, gpu)) {
 	case WITHIN:
 		r = total_add(p, registration, gpu, counter, units);
@@ -327,6 +387,7 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 		ledger_sub(&p->ledger, slot, generation, gpu, c, units, NULL);
 	else if (counter == ACCOUNT_DEVICE)
 		ledger_peak(&p->ledger, slot, generation, gpu, limits_sample(&p->limits));
+	leave_slot(p, registration);
 	return r;
 }
 
@@ -386,27 +447,31 @@ static int reserve_slowly(struct process *p, unsigned gpu, unsigned counter, uin
 	}
 	if (slot_of(word_load_acquire(&p->registration)) == SLOT_PRIVATE || !word_load_acquire(&p->mapped))
 		return -ENOMEM;
+	leave_overflow(p);
 	int fd = open_ledger(p);
 	if (fd == -EINVAL) {
 		/* It was cut, and touching it would be fatal: on with the totals alone. */
 		register_again(p, word_load_acquire(&p->registration));
 		return reserve_here(p, gpu, counter, units);
 	}
-	uint64_t at = GPUFENCE_LEDGER_LOCK_OFFSET + gpu;
 	bool locked = false;
 	if (fd >= 0) {
+		/* What the dead left, as far as it is a peer's to clear away. Slots' locks come before
+		 * the slow path's. */
+		ledger_clear_overflow(&p->ledger, fd, gpu);
+		if (limits_stale(&p->limits))
+			ledger_free_lost(&p->ledger, fd, gpu);
 		uint64_t deadline = pages_now_ns() + SLOW_LOCK_NS;
-		while (!(locked = pages_file_lock(fd, PAGES_LOCK_EXCLUSIVE, at, 1) == 0) && pages_now_ns() < deadline)
+		while (!(locked = pages_file_lock(fd, PAGES_LOCK_EXCLUSIVE, GPUFENCE_LEDGER_LOCK_OFFSET + gpu, 1) == 0) &&
+		       pages_now_ns() < deadline)
 			pages_sleep_ns(50000 + random_below(200000));
 	}
 	/* Also without the lock: it brings progress, not safety. */
 	int r = reserve_here(p, gpu, counter, units);
-	if (r != 0 && fd >= 0 && limits_stale(&p->limits) && ledger_free_lost(&p->ledger, fd, gpu) > 0)
-		r = reserve_here(p, gpu, counter, units);
 	if (fd >= 0) {
 		/* Not left to close: a fork in another thread may have copied the descriptor. */
 		if (locked)
-			pages_file_lock(fd, PAGES_LOCK_NONE, at, 1);
+			pages_file_lock(fd, PAGES_LOCK_NONE, GPUFENCE_LEDGER_LOCK_OFFSET + gpu, 1);
 		pages_close(fd);
 	}
 	if (r != 0)
@@ -455,17 +520,23 @@ void account_release(int gpu, enum account_counter counter, uint64_t bytes)
 		uint64_t registration = word_load_acquire(&p->registration);
 		if (registration == 0)
 			return; /* a fork child: it has charged nothing */
+		bool private = slot_of(registration) == SLOT_PRIVATE;
+		if (!private && enter_slot(p, registration) != 0)
+			continue;
 		if (total_sub(p, registration, (unsigned)gpu, counter, &units) != 0) {
 			/* A registration is under way: its charge has ours in it. */
+			if (!private)
+				leave_slot(p, registration);
 			if (!register_again(p, registration))
 				return;
 			continue;
 		}
-		if (units > 0 && slot_of(registration) != SLOT_PRIVATE) {
+		if (!private) {
 			uint64_t sample = limits_sample(&p->limits);
 			/* If the slot is lost, so is the charge. */
 			(void)ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), (unsigned)gpu,
 					 (enum ledger_counter)counter, units, &sample);
+			leave_slot(p, registration);
 		}
 		return;
 	}

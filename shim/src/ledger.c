@@ -158,21 +158,26 @@ int ledger_claim(struct ledger *l, int fd, const struct ledger_self *self, bool 
 	return -EAGAIN;
 }
 
+/* With its lock exclusively: nobody uses it, and what it says was left by the killed. */
+static void zero_overflow(struct ledger *l)
+{
+	struct gpufence_slot *s = ledger_slot(l, l->slot_count);
+	uint64_t zero = (uint64_t)ledger_generation(word_load(&s->owner)) << GPUFENCE_UNITS_BITS;
+	for (unsigned g = 0; g < GPUFENCE_GPUS; g++) {
+		word_store(&s->gpu[g].device, zero);
+		word_store(&s->gpu[g].managed, zero);
+		word_store(&s->gpu[g].swap, zero);
+		word_store(&s->gpu[g].peak[0], 0);
+		word_store(&s->gpu[g].peak[1], 0);
+	}
+}
+
 int ledger_claim_overflow(struct ledger *l, int fd, uint32_t *slot, uint32_t *generation)
 {
 	uint32_t n = l->slot_count;
 	struct gpufence_slot *s = ledger_slot(l, n);
-	if (pages_file_lock(fd, PAGES_LOCK_EXCLUSIVE, slot_offset(l, n), l->slot_bytes) == 0) {
-		/* Nobody uses it: what it says was left by processes that were killed. */
-		uint64_t zero = (uint64_t)ledger_generation(word_load(&s->owner)) << GPUFENCE_UNITS_BITS;
-		for (unsigned g = 0; g < GPUFENCE_GPUS; g++) {
-			word_store(&s->gpu[g].device, zero);
-			word_store(&s->gpu[g].managed, zero);
-			word_store(&s->gpu[g].swap, zero);
-			word_store(&s->gpu[g].peak[0], 0);
-			word_store(&s->gpu[g].peak[1], 0);
-		}
-	}
+	if (pages_file_lock(fd, PAGES_LOCK_EXCLUSIVE, slot_offset(l, n), l->slot_bytes) == 0)
+		zero_overflow(l);
 	/* From exclusive this is one step, nobody comes in between. */
 	if (pages_file_lock(fd, PAGES_LOCK_SHARED, slot_offset(l, n), l->slot_bytes) != 0)
 		return -EAGAIN;
@@ -267,6 +272,19 @@ struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t cont
 	sum.pod_units += units;
 	sum.container_units += units;
 	return sum;
+}
+
+bool ledger_clear_overflow(struct ledger *l, int fd, unsigned gpu)
+{
+	uint32_t n = l->slot_count;
+	struct gpufence_slot *s = ledger_slot(l, n);
+	if (units_of(&s->gpu[gpu], ledger_generation(word_load(&s->owner))) == 0)
+		return false;
+	if (pages_file_lock(fd, PAGES_LOCK_EXCLUSIVE, slot_offset(l, n), l->slot_bytes) != 0)
+		return false;
+	zero_overflow(l);
+	pages_file_lock(fd, PAGES_LOCK_NONE, slot_offset(l, n), l->slot_bytes);
+	return true;
 }
 
 unsigned ledger_free_lost(struct ledger *l, int fd, unsigned gpu)

@@ -66,6 +66,10 @@ struct ledger_sum {
 };
 struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t container_index);
 
+/* Sets the overflow slot to 0 if it charges the GPU and nobody uses it: whether it did. fd as for
+ * ledger_free_lost. */
+bool ledger_clear_overflow(struct ledger *l, int fd, unsigned gpu);
+
 /*
  * For when gpufenced is away: frees slots that charge the GPU and whose owners have lost their
  * lock. How many. fd as for ledger_claim; it must hold no lock that is to stay.
