@@ -91,8 +91,14 @@ type container struct {
 	ended  time.Time       // after exited
 }
 
-// command runs the wrapper once and gives what it said.
+// command runs the wrapper once and gives what it said. Once begun it goes to its end, also when
+// ctx ends: half a container is harder to remove than a whole one.
 func (e *engine) command(ctx context.Context, stdin, stdout *os.File, log string, args ...string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+	defer cancel()
 	base := []string{"--root", e.root}
 	if log != "" {
 		base = append(base, "--log", log, "--log-format", "json")

@@ -3,10 +3,12 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -68,12 +70,17 @@ func Run(ctx context.Context, opts Options) (result Result, err error) {
 	}
 	err = r.play(ctx)
 	interrupted := ctx.Err()
+	if interrupted == nil && (err != nil || r.failed()) {
+		r.explain(ctx)
+	}
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	left := r.node.close(cleanup)
 	switch {
+	case interrupted != nil && left == nil:
+		return Result{}, interrupted
 	case interrupted != nil:
-		return Result{}, errors.Join(interrupted, left)
+		return Result{}, fmt.Errorf("%w, and not everything could be removed: %w", interrupted, left)
 	case err != nil:
 		return Result{}, errors.Join(fmt.Errorf("play the demo: %w", err), left)
 	}
@@ -99,6 +106,26 @@ func (r *runner) tell(format string, args ...any) {
 	fmt.Fprintf(r.opts.Story, format+"\n", args...)
 }
 
+// failed says whether a step did not hold so far.
+func (r *runner) failed() bool {
+	return slices.ContainsFunc(r.steps, func(s Step) bool { return !s.Held })
+}
+
+// explain tells what gpufenced says happened: the first thing that one asks after a failure.
+func (r *runner) explain(ctx context.Context) {
+	r.tell("\nNot everything held. The journal:")
+	if out, err := r.node.run(ctx, r.node.dist("bin/gpufence"), "--socket", r.node.socket, "events"); err != nil {
+		r.tell("   %v", err)
+	} else {
+		r.tell("%s", out)
+	}
+	for _, p := range []*process{r.node.simgpud, r.node.gpufenced} {
+		if p != nil {
+			r.tell("The end of %s's log: %s", p.name, p.tail())
+		}
+	}
+}
+
 // step checks one claim.
 func (r *runner) step(name string, check func() (detail string, numbers map[string]uint64, err error)) {
 	s := Step{Name: name}
@@ -116,11 +143,22 @@ func (r *runner) step(name string, check func() (detail string, numbers map[stri
 	r.tell("   %s: %s (%s)", mark, name, s.Detail)
 }
 
+// chapter is the letter before a claim; claims without one come last.
+func chapter(s Step) string {
+	letter, _, ok := strings.Cut(s.Name, ": ")
+	if !ok || len(letter) != 1 {
+		return "~"
+	}
+	return letter
+}
+
 func (r Result) print(w io.Writer) {
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "HELD\tCLAIM\tNUMBERS")
-	for _, s := range r.Steps {
+	sorted := slices.Clone(r.Steps)
+	slices.SortStableFunc(sorted, func(a, b Step) int { return cmp.Compare(chapter(a), chapter(b)) })
+	for _, s := range sorted {
 		held := "yes"
 		if !s.Held {
 			held = "NO"

@@ -14,6 +14,9 @@ import (
 	"time"
 )
 
+// stopTime is how long a daemon may take to end.
+const stopTime = 10 * time.Second
+
 // process is a daemon of the demo's: simgpud or gpufenced.
 type process struct {
 	name string
@@ -65,22 +68,26 @@ func (p *process) ready(ctx context.Context, within time.Duration, probe func(co
 	}
 }
 
-// stop ends the daemon: politely, then not.
+// stop ends the daemon: politely, then not. One that does not end by itself, or not well, is an
+// error.
 func (p *process) stop(ctx context.Context, signal os.Signal) error {
 	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stop %s: %w", p.name, err)
 	}
 	select {
 	case <-p.done:
+		if !p.cmd.ProcessState.Success() {
+			return fmt.Errorf("%s ended with %s: %s", p.name, p.cmd.ProcessState, p.tail())
+		}
 		return nil
 	case <-ctx.Done():
-	case <-time.After(5 * time.Second):
+	case <-time.After(stopTime):
 	}
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill %s: %w", p.name, err)
 	}
 	<-p.done
-	return fmt.Errorf("%s did not stop within 5 s and was killed", p.name)
+	return fmt.Errorf("%s did not stop within %s and was killed: %s", p.name, stopTime, p.tail())
 }
 
 // tail is the end of what the daemon said.
@@ -90,8 +97,8 @@ func (p *process) tail() string {
 		return err.Error()
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if len(lines) > 5 {
-		lines = lines[len(lines)-5:]
+	if len(lines) > 12 {
+		lines = lines[len(lines)-12:]
 	}
 	return strings.Join(lines, " | ")
 }

@@ -216,14 +216,17 @@ func (r *runner) nearLimit(ctx context.Context, limit uint64) (string, map[strin
 		return "", nil, err
 	}
 	most := peak(points, 0)
-	got := map[string]uint64{"used_bytes": used, "peak_bytes": most, "limit_bytes": limit}
+	got := map[string]uint64{"used_bytes": used, "peak_bytes": most}
+	if used <= limit {
+		got["below_limit_bytes"] = limit - used
+	}
 	switch {
 	case most > limit:
 		return "", got, errf("%s were in use, %s above the limit", humanBytes(most), humanBytes(most-limit))
 	case limit-used >= shortMost:
 		return "", got, errf("only %s are in use, %s below the limit", humanBytes(used), humanBytes(limit-used))
 	}
-	return fmt.Sprintf("%s in use, at most %s", humanBytes(used), humanBytes(most)), got, nil
+	return fmt.Sprintf("%s below the limit, never above it", humanBytes(limit-used)), got, nil
 }
 
 func (r *runner) insideView(ctx context.Context, limit uint64) (string, map[string]uint64, error) {
@@ -326,6 +329,20 @@ func (r *runner) playBypass(ctx context.Context) {
 		}
 		return "", got, errf("its fences are %v", c.Fences)
 	})
+	r.show(ctx, "ps", "--all")
+}
+
+// show puts into the story what a person would see.
+func (r *runner) show(ctx context.Context, args ...string) {
+	out, err := r.node.run(ctx, r.node.dist("bin/gpufence"), append([]string{"--socket", r.node.socket}, args...)...)
+	if err != nil {
+		r.tell("   %v", err)
+		return
+	}
+	r.tell("   $ gpufence %s", strings.Join(args, " "))
+	for line := range strings.Lines(string(out)) {
+		r.tell("   %s", strings.TrimRight(line, "\n"))
+	}
 }
 
 func (r *runner) killLatency(ctx context.Context) (string, map[string]uint64, error) {
@@ -340,18 +357,19 @@ func (r *runner) killLatency(ctx context.Context) (string, map[string]uint64, er
 	if !ok {
 		return "", nil, errf("it never crossed: its peak was %s", humanBytes(peak(points, 0)))
 	}
+	// The journal has it as soon as the kill is known to have worked.
 	killed := int64(0)
-	err = r.node.client.Events(ctx, 0, false, func(ev api.Event) error {
-		if ev.Type == "kill" && ev.Container != nil && ev.Container.ID == r.bypass.id && killed == 0 {
+	follow, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	err = r.node.client.Events(follow, 0, true, func(ev api.Event) error {
+		if ev.Type == "kill" && ev.Container != nil && ev.Container.ID == r.bypass.id {
 			killed = ev.MonotonicNS
+			cancel()
 		}
 		return nil
 	})
-	if err != nil {
-		return "", nil, err
-	}
 	if killed == 0 {
-		return "", nil, errf("the journal has no kill of it")
+		return "", nil, errf("the journal has no kill of it: %w", err)
 	}
 	got := map[string]uint64{"peak_bytes": peak(points, 0), "overshoot_bytes": peak(points, 0) - bypassMax}
 	if killed <= crossedNS {

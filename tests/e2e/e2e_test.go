@@ -73,8 +73,20 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestInterruptedDemoLeavesNothing: Ctrl-C while containers run.
+// TestInterruptedDemoLeavesNothing: Ctrl-C at the start, while a set waits, and while gpufenced
+// is dead.
 func TestInterruptedDemoLeavesNothing(t *testing.T) {
+	for name, at := range map[string]string{
+		"at the start":            "containers run under runc",
+		"while a set is pending":  "memory.max=1Gi is pending",
+		"while gpufenced is dead": "go on while gpufenced is dead",
+	} {
+		t.Run(name, func(t *testing.T) { interrupt(t, at) })
+	}
+}
+
+// interrupt sends SIGINT to a demo once its story has a line with those words.
+func interrupt(t *testing.T, at string) {
 	dist := dist(t)
 	tmp, err := os.MkdirTemp("", "e2e-") // short: a socket's path has 108 bytes
 	if err != nil {
@@ -93,26 +105,28 @@ func TestInterruptedDemoLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var story strings.Builder
-	lines := bufio.NewScanner(io.TeeReader(out, &story))
 	var private string
-	for lines.Scan() {
-		// Two containers run, and a step is in progress.
-		if strings.Contains(lines.Text(), "a: polite is refused") {
-			found, err := filepath.Glob(filepath.Join(tmp, "gpufence-demo-*"))
-			if err != nil || len(found) != 1 {
-				t.Errorf("private folder: %v, %v", found, err)
-			} else {
-				private = found[0]
-			}
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Error(err)
-			}
+	for lines := bufio.NewScanner(io.TeeReader(out, &story)); lines.Scan(); {
+		if private != "" || !strings.Contains(lines.Text(), at) {
+			continue
+		}
+		found, err := filepath.Glob(filepath.Join(tmp, "gpufence-demo-*"))
+		if err != nil || len(found) != 1 {
+			t.Errorf("private folder: %v, %v", found, err)
+		} else {
+			private = found[0]
+		}
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Error(err)
 		}
 	}
 	err = cmd.Wait()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(stderr.String(), "gpufence: interrupted") {
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || strings.TrimSpace(stderr.String()) != "gpufence: interrupted" {
 		t.Errorf("ended with %v, %q; it said %s", err, stderr.String(), story.String())
+	}
+	if strings.Contains(story.String(), "\ndemo: ") {
+		t.Errorf("an interrupted demo counts what held: %s", story.String())
 	}
 	if private == "" {
 		t.Fatalf("the demo did not get far enough: %s", story.String())
@@ -126,11 +140,8 @@ func TestInterruptedDemoLeavesNothing(t *testing.T) {
 			t.Errorf("cgroups are still there: %v, %v", found, err)
 		}
 	}
-	for _, file := range []string{"/proc/self/mountinfo"} {
-		text, err := os.ReadFile(file)
-		if err != nil || strings.Contains(string(text), name) {
-			t.Errorf("%s still names %s: %v", file, name, err)
-		}
+	if text, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(text), name) {
+		t.Errorf("something is still mounted in %s: %v", name, err)
 	}
 	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

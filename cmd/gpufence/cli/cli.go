@@ -61,7 +61,7 @@ func Run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	}
 	switch {
 	case errors.Is(err, errSaid):
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case ctx.Err() != nil && err.Error() == ctx.Err().Error():
 		fmt.Fprintln(stderr, "gpufence: interrupted")
 	default:
 		fmt.Fprintln(stderr, oneSentence(err))
