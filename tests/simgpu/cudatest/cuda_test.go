@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cudatest runs the C tests of the simulated libcuda against a simulated GPU, and
+// replays what NVIDIA's CUDA runtime asks of a driver.
+package cudatest
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpufence/gpufence/tests/simgpu/simtest"
+)
+
+func TestCUDA(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"cuda_test", "cuda_test_asan"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, s := simtest.Start(t, "--gpus", "2")
+			cmd := exec.Command(simtest.Dist(t, "simgpu/test/"+name)) //nolint:gosec,noctx // ours
+			cmd.Env = append(os.Environ(), "SIMGPU_DIR="+dir, "TEST_UUID1="+s.State().GPUs[1].UUID)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			for _, p := range s.State().GPUs[0].Processes {
+				if p.PID == cmd.Process.Pid && p.PeakBytes == 0 {
+					t.Errorf("the test held nothing: %+v", p)
+				}
+			}
+		})
+	}
+}
+
+// entry is a line of entry.def.
+type entry struct {
+	name      string
+	version   int
+	perThread bool
+	symbol    string
+}
+
+func readEntries(t *testing.T) []entry {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "libcuda", "entry.def"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []entry
+	for _, m := range regexp.MustCompile(`(?m)^ENTRY\((\w+), (\d+), (LEGACY|PER_THREAD), (\w+)\)$`).FindAllStringSubmatch(string(text), -1) {
+		version, err := strconv.Atoi(m[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, entry{m[1], version, m[3] == "PER_THREAD", m[4]})
+	}
+	if n := strings.Count(string(text), "\nENTRY("); n != len(all) || n == 0 {
+		t.Fatalf("read %d of %d entries", len(all), n)
+	}
+	return all
+}
+
+// expected is the rule written once more: the newest variant that the asked version and the
+// driver have; with the flag for per-thread default streams such a one, if there is any.
+func expected(all []entry, name string, version, driver int, flags string) (symbol string, status int) {
+	symbol, status = "-", 1
+	for _, perThread := range []bool{false, true} {
+		best := -1
+		for _, e := range all {
+			if e.name != name || e.version > driver || e.perThread != perThread || perThread && flags != "2" {
+				continue
+			}
+			if status == 1 {
+				status = 2
+			}
+			if e.version <= version && e.version > best {
+				best, symbol, status = e.version, e.symbol, 0
+			}
+		}
+	}
+	return symbol, status
+}
+
+func TestReplayOfTheRuntime(t *testing.T) {
+	t.Parallel()
+	entries := readEntries(t)
+	for _, list := range []string{"runtime-11.8.txt", "runtime-12.4.txt"} {
+		for _, driver := range []struct {
+			text    string
+			version int
+		}{{"12.8", 12080}, {"12.2", 12020}, {"11.4", 11040}} {
+			t.Run(list+" on "+driver.text, func(t *testing.T) {
+				t.Parallel()
+				dir, _ := simtest.Start(t, "--cuda-version", driver.text)
+				cmd := exec.Command(simtest.Dist(t, "simgpu/test/replay"), filepath.Join("..", "testdata", list)) //nolint:gosec,noctx // ours
+				cmd.Env = append(os.Environ(), "SIMGPU_DIR="+dir, "LD_LIBRARY_PATH="+simtest.Dist(t, "simgpu"))
+				out, err := cmd.Output()
+				if err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				asked, found := 0, 0
+				for scan := bufio.NewScanner(strings.NewReader(string(out))); scan.Scan(); {
+					var name, flags, symbol string
+					var version, result, status int
+					if _, err := fmt.Sscan(scan.Text(), &name, &version, &flags, &result, &status, &symbol); err != nil {
+						t.Fatalf("read %q: %v", scan.Text(), err)
+					}
+					wantSymbol, wantStatus := expected(entries, name, version, driver.version, flags)
+					wantResult := 0
+					if wantStatus != 0 {
+						wantResult = 500
+					}
+					if symbol != wantSymbol || status != wantStatus || result != wantResult {
+						t.Errorf("%s: want %d %d %s", scan.Text(), wantResult, wantStatus, wantSymbol)
+					}
+					asked++
+					if result == 0 {
+						found++
+					}
+				}
+				if asked < 380 || found < 80 {
+					t.Errorf("%d requests, %d answered with a function", asked, found)
+				}
+			})
+		}
+	}
+}
+
+// What the table must say for names whose wrong variant would corrupt arguments silently.
+func TestVariantsThatMatter(t *testing.T) {
+	t.Parallel()
+	entries := readEntries(t)
+	for _, tt := range []struct {
+		name    string
+		version int
+		flags   string
+		symbol  string
+	}{
+		{"cuGetProcAddress", 11030, "0", "cuGetProcAddress"},
+		{"cuGetProcAddress", 12000, "0", "cuGetProcAddress_v2"},
+		{"cuMemAlloc", 3010, "0", "cuMemAlloc"},
+		{"cuMemAlloc", 3020, "0", "cuMemAlloc_v2"},
+		{"cuMemGetInfo", 3020, "0", "cuMemGetInfo_v2"},
+		{"cuDeviceTotalMem", 3020, "0", "cuDeviceTotalMem_v2"},
+		{"cuDevicePrimaryCtxRelease", 7000, "0", "cuDevicePrimaryCtxRelease"},
+		{"cuDevicePrimaryCtxRelease", 11000, "0", "cuDevicePrimaryCtxRelease_v2"},
+		{"cuCtxCreate", 11040, "0", "cuCtxCreate_v3"},
+		{"cuCtxCreate", 12050, "0", "cuCtxCreate_v4"},
+		{"cuMemPrefetchAsync", 8000, "0", "cuMemPrefetchAsync"},
+		{"cuMemPrefetchAsync", 12020, "2", "cuMemPrefetchAsync_v2_ptsz"},
+		{"cuMemcpyHtoD", 7000, "2", "cuMemcpyHtoD_v2_ptds"},
+		{"cuMemcpyHtoD", 3020, "2", "cuMemcpyHtoD_v2"},
+		{"cuMemAllocAsync", 11020, "2", "cuMemAllocAsync_ptsz"},
+		{"cuLaunchKernel", 4000, "0", "cuLaunchKernel"},
+		{"cuLaunchKernel", 7000, "2", "cuLaunchKernel_ptsz"},
+		{"cuEventElapsedTime", 12080, "0", "cuEventElapsedTime_v2"},
+	} {
+		if symbol, status := expected(entries, tt.name, tt.version, 12080, tt.flags); symbol != tt.symbol || status != 0 {
+			t.Errorf("%s@%d flags %s: %s, want %s", tt.name, tt.version, tt.flags, symbol, tt.symbol)
+		}
+	}
+}
+
+// The library exports its entry points, cuGetProcAddress's per-thread twin, and nothing else.
+func TestExports(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("nm", "-D", "--defined-only", "--format=posix", simtest.Dist(t, "simgpu/libcuda.so.1")).Output() //nolint:gosec,noctx // ours
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"cuGetProcAddress_v2_ptsz": true}
+	for _, e := range readEntries(t) {
+		want[e.symbol] = true
+	}
+	for line := range strings.Lines(string(out)) {
+		name, _, _ := strings.Cut(line, " ")
+		if !want[name] {
+			t.Errorf("%s is exported and in no table", name)
+		}
+		delete(want, name)
+	}
+	for name := range want {
+		t.Errorf("%s is in the table and not exported", name)
+	}
+}
