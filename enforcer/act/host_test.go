@@ -278,7 +278,7 @@ func TestContainerCgroup(t *testing.T) {
 				if !errors.As(err, &e) || e.PID != 7 || strings.Contains(err.Error(), "\n") {
 					t.Errorf("error %#v", err)
 				}
-				if c.err == ErrCgroupShared && !slices.Equal(e.PIDs, []int{8}) {
+				if errors.Is(c.err, ErrCgroupShared) && !slices.Equal(e.PIDs, []int{8}) {
 					t.Errorf("names %v", e.PIDs)
 				}
 				return
