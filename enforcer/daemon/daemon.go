@@ -139,6 +139,7 @@ type gpuState struct {
 	outAt     time.Duration // when it was computed
 	lastKnown time.Duration
 	saidWhy   string // reported reason of being unknown
+	above     bool   // a limit and its slack are crossed
 	// context are observations of processes that have one context and nothing else.
 	context map[int]contextSeen
 	// draining are containers that ended and whose memory is still listed.

@@ -83,10 +83,33 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	}
 	d.confirmKills(g, &out)
 	d.drained(g, &out)
+	above := d.isAbove(&out)
 	if out.Kill != nil {
 		d.startKill(g, out.Kill)
+	} else if above && !g.above {
+		// A kill needs a second sample: it need not wait for a whole period.
+		time.AfterFunc(d.cfg.KillInterval, d.poke)
 	}
+	g.above = above
 	d.notify()
+}
+
+// isAbove says whether the processes of a container or pod hold more than its limit and the slack.
+func (d *Daemon) isAbove(out *policy.Output) bool {
+	beyond := func(used, limit uint64) bool {
+		return limit != quota.Unlimited && used > limit && used-limit > d.pol.Slack(limit)
+	}
+	for _, st := range out.Containers {
+		if beyond(st.NVMLBytes, st.PublishedMax) {
+			return true
+		}
+	}
+	for _, st := range out.Pods {
+		if beyond(st.NVMLBytes, st.PublishedMax) {
+			return true
+		}
+	}
+	return false
 }
 
 func hasGPU(c *registry.Container, uuid string) bool {
