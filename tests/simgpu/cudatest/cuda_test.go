@@ -24,7 +24,7 @@ func TestCUDA(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir, s := simtest.Start(t, "--gpus", "2")
-			cmd := exec.Command(simtest.Dist(t, "simgpu/test/"+name)) //nolint:gosec,noctx // ours
+			cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/"+name))
 			cmd.Env = append(os.Environ(), "SIMGPU_DIR="+dir, "TEST_UUID1="+s.State().GPUs[1].UUID)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
@@ -98,7 +98,7 @@ func TestReplayOfTheRuntime(t *testing.T) {
 			t.Run(list+" on "+driver.text, func(t *testing.T) {
 				t.Parallel()
 				dir, _ := simtest.Start(t, "--cuda-version", driver.text)
-				cmd := exec.Command(simtest.Dist(t, "simgpu/test/replay"), filepath.Join("..", "testdata", list)) //nolint:gosec,noctx // ours
+				cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/replay"), filepath.Join("..", "testdata", list))
 				cmd.Env = append(os.Environ(), "SIMGPU_DIR="+dir, "LD_LIBRARY_PATH="+simtest.Dist(t, "simgpu"))
 				out, err := cmd.Output()
 				if err != nil {
@@ -170,7 +170,7 @@ func TestVariantsThatMatter(t *testing.T) {
 // The library exports its entry points, cuGetProcAddress's per-thread twin, and nothing else.
 func TestExports(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("nm", "-D", "--defined-only", "--format=posix", simtest.Dist(t, "simgpu/libcuda.so.1")).Output() //nolint:gosec,noctx // ours
+	out, err := exec.CommandContext(t.Context(), "nm", "-D", "--defined-only", "--format=posix", simtest.Dist(t, "simgpu/libcuda.so.1")).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -157,7 +157,11 @@ func (e events) Less(i, j int) bool {
 	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
 }
 func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) } //nolint:forcetypeassert // heap.Push below gives events only
+func (e *events) Push(x any) {
+	if ev, ok := x.(event); ok { // after pushes nothing else
+		*e = append(*e, ev)
+	}
+}
 func (e *events) Pop() any {
 	last := (*e)[len(*e)-1]
 	*e = (*e)[:len(*e)-1]
@@ -172,7 +176,8 @@ func (g *GPU) after(d time.Duration, do func()) {
 // Advance lets everything happen that is due at now, each at its own time.
 func (g *GPU) Advance(now int64) {
 	for len(g.events) > 0 && g.events[0].at <= now {
-		e := heap.Pop(&g.events).(event) //nolint:forcetypeassert // pushed by after
+		e := g.events[0]
+		heap.Pop(&g.events)
 		g.now = max(g.now, e.at)
 		e.do()
 	}
@@ -327,7 +332,7 @@ func (c *Client) CreateContext(now int64, list wire.List) (handle, taken uint64,
 		size = g.knobs.ContextBytes
 	}
 	if c.proc.contexts > 0 {
-		size = roundUp(size*uint64(g.knobs.SecondContext)/100, wire.PageBytes) //nolint:gosec // 0..100
+		size = roundUp(size*uint64(g.knobs.SecondContext)/100, wire.PageBytes)
 	}
 	// A context that would not get through its own start is refused at once, as a whole.
 	if err := g.take(c.proc, size+g.knobs.TransientBytes); err != nil {
@@ -355,13 +360,13 @@ func (c *Client) CreateContext(now int64, list wire.List) (handle, taken uint64,
 // growLate schedules the growth of a context. A step that finds no room is left out: it is a
 // module that could not be loaded.
 func (g *GPU) growLate(c *Client, ctx *context) {
-	total, steps := g.knobs.LateBytes, uint64(max(g.knobs.LateSteps, 1)) //nolint:gosec // at least 1
+	total, steps := g.knobs.LateBytes, uint64(max(g.knobs.LateSteps, 1))
 	if total == 0 {
 		return
 	}
 	for i := uint64(1); i <= steps; i++ {
 		n := total*i/steps - total*(i-1)/steps
-		g.after(g.knobs.LateTime*time.Duration(i)/time.Duration(steps), func() { //nolint:gosec // at most 1024
+		g.after(g.knobs.LateTime*time.Duration(i)/time.Duration(steps), func() {
 			if ctx.gone {
 				return
 			}
@@ -443,7 +448,7 @@ func (c *Client) Allocate(now int64, ctx, n uint64, kind wire.Kind) (Alloc, erro
 			c.proc.refused++
 			return Alloc{}, err
 		}
-		out.Grew, out.Block, out.Offset = grew, a.block.handle, uint64(a.slot)*wire.AlignBytes //nolint:gosec // below 4096
+		out.Grew, out.Block, out.Offset = grew, a.block.handle, uint64(a.slot)*wire.AlignBytes
 	default:
 		a.bytes = roundUp(n, wire.PageBytes)
 		if err := g.take(c.proc, a.bytes); err != nil {
@@ -461,7 +466,7 @@ func (c *Client) Allocate(now int64, ctx, n uint64, kind wire.Kind) (Alloc, erro
 // small puts a into a shared page of the context, with a new page if none has room.
 func (c *Client) small(in *context, a *alloc, n uint64) (grew uint64, err error) {
 	a.bytes = roundUp(n, wire.AlignBytes)
-	a.slots = int(a.bytes / wire.AlignBytes) //nolint:gosec // at most 2048
+	a.slots = int(a.bytes / wire.AlignBytes)
 	for i := len(in.blocks) - 1; i >= 0; i-- {
 		if slot, ok := in.blocks[i].place(a.slots); ok {
 			a.block, a.slot = in.blocks[i], slot
@@ -658,7 +663,7 @@ func (g *GPU) NVMLProcesses(now int64, list wire.List) ([]wire.Proc, error) {
 		if g.knobs.Unknown == UnknownProcess || g.knobs.Unknown == UnknownAll {
 			used = wire.NotAvailable
 		}
-		rows = append(rows, wire.Proc{PID: uint32(p.owner.PID), UsedBytes: used}) //nolint:gosec // a pid
+		rows = append(rows, wire.Proc{PID: uint32(p.owner.PID), UsedBytes: used})
 	})
 	sort.Slice(rows, func(i, j int) bool { return rows[i].PID < rows[j].PID })
 	return rows[:min(len(rows), wire.ProcsMax)], nil
@@ -749,7 +754,7 @@ func (g *GPU) NVMLProcessUtilization(now int64, window time.Duration) ([]wire.Pr
 	var rows []wire.ProcUtil
 	g.visible(func(p *process) {
 		if n := percent(p.busy, to-int64(window), to); n > 0 {
-			rows = append(rows, wire.ProcUtil{PID: uint32(p.owner.PID), SMPercent: n}) //nolint:gosec // a pid
+			rows = append(rows, wire.ProcUtil{PID: uint32(p.owner.PID), SMPercent: n})
 		}
 	})
 	if len(rows) == 0 {

@@ -563,7 +563,7 @@ func TestKernelsAndUtilization(t *testing.T) {
 func TestSumsAgreeWithTheirParts(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test that can be repeated
+		rng := rand.New(rand.NewPCG(seed, 1))
 		b := newBench(t, func(_ *Config, k *Knobs) {
 			k.NVMLLag, k.FreeLag = time.Duration(rng.IntN(2))*100*time.Millisecond, time.Duration(rng.IntN(2))*50*time.Millisecond
 			k.LateBytes, k.LateTime, k.TransientBytes = 8*mib, 100*time.Millisecond, 20*mib
@@ -612,7 +612,7 @@ func TestSumsAgreeWithTheirParts(t *testing.T) {
 					ctx = c.ctx[rng.IntN(len(c.ctx))]
 				}
 				n := uint64(1) << rng.IntN(31)
-				a, err := c.Allocate(b.now, ctx, n, wire.Kind([]int{0, 0, 2}[rng.IntN(3)])) //nolint:gosec // small
+				a, err := c.Allocate(b.now, ctx, n, wire.Kind([]int{0, 0, 2}[rng.IntN(3)]))
 				if err == nil {
 					c.handles = append(c.handles, a.Handle)
 				} else if !errors.Is(err, ErrNoMemory) {

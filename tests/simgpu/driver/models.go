@@ -66,7 +66,7 @@ func Model(name string) (Config, error) {
 
 // SeededUUID is the UUID of GPU minor under seed: the same ones on every machine.
 func SeededUUID(seed string, minor int) [16]byte {
-	sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte(seed+"\x00"), uint64(minor))) //nolint:gosec // a small count
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte(seed+"\x00"), uint64(minor)))
 	var u [16]byte
 	copy(u[:], sum[:])
 	u[6] = u[6]&0x0f | 0x40
@@ -95,9 +95,9 @@ func (g *GPU) Device() wire.Device {
 	c := g.cfg
 	return wire.Device{
 		UUID: c.UUID, UUIDText: UUIDText(c.UUID), Name: c.Name,
-		PCIBusID: fmt.Sprintf("%08X:%02X:%02X.0", 0, c.Minor+1, 0), PCIBus: uint32(c.Minor + 1), //nolint:gosec // below 64
-		PCIDeviceID: c.PCIDeviceID, PCISubsystemID: c.PCISubsystemID, Minor: uint32(c.Minor), //nolint:gosec // below 64
-		CCMajor: uint32(c.CCMajor), CCMinor: uint32(c.CCMinor), SMCount: uint32(c.SMCount), ThreadsPerSM: uint32(c.ThreadsPerSM), //nolint:gosec // small
+		PCIBusID: fmt.Sprintf("%08X:%02X:%02X.0", 0, c.Minor+1, 0), PCIBus: uint32(c.Minor + 1),
+		PCIDeviceID: c.PCIDeviceID, PCISubsystemID: c.PCISubsystemID, Minor: uint32(c.Minor),
+		CCMajor: uint32(c.CCMajor), CCMinor: uint32(c.CCMinor), SMCount: uint32(c.SMCount), ThreadsPerSM: uint32(c.ThreadsPerSM),
 		TotalBytes: c.TotalBytes, ReservedBytes: c.ReservedBytes, CUDATotalBytes: c.TotalBytes - c.ReservedBytes,
 		CUDAVersion: c.CUDAVersion, BackingMiB: c.BackingMiB,
 	}

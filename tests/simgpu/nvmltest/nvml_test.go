@@ -72,7 +72,7 @@ func use(t *testing.T, dir, gpu string, list wire.List, bytes uint64) {
 	}
 }
 
-func TestSystemAndDevices(t *testing.T) { //nolint:paralleltest // one environment
+func TestSystemAndDevices(t *testing.T) {
 	lib, s, _ := open(t, "--gpus", "2", "--driver-version", "570.99", "--cuda-version", "12.7")
 	if v, ret := lib.SystemGetDriverVersion(); ret != nvml.SUCCESS || v != "570.99" {
 		t.Errorf("driver %q, %v", v, ret)
@@ -164,7 +164,7 @@ func text[C int8 | uint8](b []C) string {
 	return s.String()
 }
 
-func TestMemory(t *testing.T) { //nolint:paralleltest // one environment
+func TestMemory(t *testing.T) {
 	lib, _, dir := open(t, "--used-by-others", "1GiB")
 	use(t, dir, "gpu0", wire.ListCompute, 100*mib)
 	d := device(t, lib, 0)
@@ -181,7 +181,7 @@ func TestMemory(t *testing.T) { //nolint:paralleltest // one environment
 	}
 }
 
-func TestProcessLists(t *testing.T) { //nolint:paralleltest // one environment
+func TestProcessLists(t *testing.T) {
 	lib, _, dir := open(t)
 	d := device(t, lib, 0)
 	for name, get := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){
@@ -194,7 +194,7 @@ func TestProcessLists(t *testing.T) { //nolint:paralleltest // one environment
 	use(t, dir, "gpu0", wire.ListMPS, 100*mib)
 	rows, ret := d.GetMPSComputeRunningProcesses()
 	must(t, "MPS", ret)
-	want := nvml.ProcessInfo{Pid: uint32(os.Getpid()), UsedGpuMemory: 204 * mib, GpuInstanceId: 0xffffffff, ComputeInstanceId: 0xffffffff} //nolint:gosec // a pid
+	want := nvml.ProcessInfo{Pid: uint32(os.Getpid()), UsedGpuMemory: 204 * mib, GpuInstanceId: 0xffffffff, ComputeInstanceId: 0xffffffff}
 	if len(rows) != 1 || rows[0] != want {
 		t.Errorf("MPS: %+v, want %+v", rows, want)
 	}
@@ -203,7 +203,7 @@ func TestProcessLists(t *testing.T) { //nolint:paralleltest // one environment
 	}
 }
 
-func TestUnknownLostAndIdle(t *testing.T) { //nolint:paralleltest // one environment
+func TestUnknownLostAndIdle(t *testing.T) {
 	lib, s, dir := open(t)
 	use(t, dir, "gpu0", wire.ListCompute, 100*mib)
 	d := device(t, lib, 0)
@@ -237,7 +237,7 @@ func set(t *testing.T, s *server.Server, knob, value string) {
 	}
 }
 
-func TestHungCallHoldsUpNoOther(t *testing.T) { //nolint:paralleltest // one environment
+func TestHungCallHoldsUpNoOther(t *testing.T) {
 	lib, s, _ := open(t, "--gpus", "2")
 	zero := 0
 	if err := s.Set(server.Settings{GPU: &zero, Knobs: map[string]string{"hang": "1"}}); err != nil {
@@ -267,7 +267,7 @@ func TestHungCallHoldsUpNoOther(t *testing.T) { //nolint:paralleltest // one env
 }
 
 // In a folder without gpu0, as a container gets it, only the other GPU exists.
-func TestOnlyGPUsWithASocketExist(t *testing.T) { //nolint:paralleltest // one environment
+func TestOnlyGPUsWithASocketExist(t *testing.T) {
 	dir, s := simtest.Start(t, "--gpus", "2")
 	inside := t.TempDir()
 	for _, name := range []string{"ctl", "gpu1"} {
@@ -291,7 +291,7 @@ func TestOnlyGPUsWithASocketExist(t *testing.T) { //nolint:paralleltest // one e
 	}
 }
 
-func TestNoDriver(t *testing.T) { //nolint:paralleltest // one environment
+func TestNoDriver(t *testing.T) {
 	t.Setenv(wire.DirEnv, t.TempDir())
 	lib := nvml.New(nvml.WithLibraryPath(simtest.Dist(t, "simgpu/libnvidia-ml.so.1")))
 	if ret := lib.Init(); ret != nvml.ERROR_DRIVER_NOT_LOADED {
@@ -300,10 +300,10 @@ func TestNoDriver(t *testing.T) { //nolint:paralleltest // one environment
 }
 
 // The C side of the calls that the Go bindings do not reach: oldest versions, sizes, counts.
-func TestOldVersions(t *testing.T) { //nolint:paralleltest // one environment
+func TestOldVersions(t *testing.T) {
 	dir, _ := simtest.Start(t)
 	use(t, dir, "gpu0", wire.ListCompute, 100*mib)
-	cmd := exec.Command(simtest.Dist(t, "simgpu/test/nvml_test"), simtest.Dist(t, "simgpu/libnvidia-ml.so.1")) //nolint:gosec,noctx // ours
+	cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/nvml_test"), simtest.Dist(t, "simgpu/libnvidia-ml.so.1"))
 	cmd.Env = append(os.Environ(), wire.DirEnv+"="+dir)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -311,8 +311,8 @@ func TestOldVersions(t *testing.T) { //nolint:paralleltest // one environment
 }
 
 // Our structures have the layouts of the header that NVIDIA publishes with its bindings.
-func TestLayoutsAgainstTheHeader(t *testing.T) { //nolint:paralleltest // one environment
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output() //nolint:noctx // a look-up
+func TestLayoutsAgainstTheHeader(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -367,7 +367,7 @@ SAME(nvml_utilization, memory, nvmlUtilization_t, memory);
 	if err := os.WriteFile(source, []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cc", "-std=c11", "-I", include, "-fsyntax-only", source).CombinedOutput(); err != nil { //nolint:gosec,noctx // a compiler
+	if out, err := exec.CommandContext(t.Context(), "cc", "-std=c11", "-I", include, "-fsyntax-only", source).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -28,7 +28,7 @@ func owner(conn *net.UnixConn) (driver.Owner, error) {
 	var cred *unix.Ucred
 	var credErr error
 	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) //nolint:gosec // a descriptor
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
 		return driver.Owner{}, fmt.Errorf("read peer: %w", err)
 	}
@@ -37,13 +37,13 @@ func owner(conn *net.UnixConn) (driver.Owner, error) {
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(int(cred.Pid)))
 	o := driver.Owner{ProcID: driver.ProcID{PID: int(cred.Pid)}}
-	if stat, err := os.ReadFile(filepath.Join(proc, "stat")); err == nil { //nolint:gosec // under /proc
+	if stat, err := os.ReadFile(filepath.Join(proc, "stat")); err == nil {
 		o.Start, o.Command, err = parseStat(stat)
 		if err != nil {
 			return driver.Owner{}, fmt.Errorf("read %s/stat: %w", proc, err)
 		}
 	}
-	if cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup")); err == nil { //nolint:gosec // under /proc
+	if cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup")); err == nil {
 		o.Cgroup = parseCgroup(cgroup)
 	}
 	return o, nil

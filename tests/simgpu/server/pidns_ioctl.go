@@ -19,7 +19,7 @@ func inNamespace(pid int, link string, up int) bool {
 	if err != nil {
 		return false // gone
 	}
-	fd := int(f.Fd())                //nolint:gosec // a descriptor
+	fd := int(f.Fd())
 	defer func() { _ = f.Close() }() // nothing was written
 	for range up {
 		parent, err := unix.IoctlRetInt(fd, nsGetParent)

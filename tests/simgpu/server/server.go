@@ -91,7 +91,7 @@ func New(cfg Config) (*Server, error) {
 
 // Run listens, calls ready, and serves until ctx ends. The sockets are gone when it returns.
 func (s *Server) Run(ctx context.Context, ready func()) (err error) {
-	if err := os.MkdirAll(s.cfg.Dir, 0o755); err != nil { //nolint:gosec // every client must get in
+	if err := os.MkdirAll(s.cfg.Dir, 0o755); err != nil {
 		return fmt.Errorf("make socket folder: %w", err)
 	}
 	var listeners []net.Listener
@@ -112,7 +112,7 @@ func (s *Server) Run(ctx context.Context, ready func()) (err error) {
 	}
 	serve := make([]func(), 0, len(names)+1)
 	for i, name := range names {
-		l, err := listen("unixpacket", filepath.Join(s.cfg.Dir, name), 0o666)
+		l, err := listen(ctx, "unixpacket", filepath.Join(s.cfg.Dir, name), 0o666)
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (s *Server) Run(ctx context.Context, ready func()) (err error) {
 		}
 		serve = append(serve, func() { s.accept(l, handle) })
 	}
-	admin, err := listen("unix", filepath.Join(s.cfg.Dir, wire.Admin), 0o600)
+	admin, err := listen(ctx, "unix", filepath.Join(s.cfg.Dir, wire.Admin), 0o600)
 	if err != nil {
 		return err
 	}
@@ -142,15 +142,15 @@ func (s *Server) Run(ctx context.Context, ready func()) (err error) {
 }
 
 // listen makes a socket; one that a dead simgpud left is replaced, a living one is not.
-func listen(network, path string, mode os.FileMode) (net.Listener, error) {
-	if conn, err := net.Dial(network, path); err == nil {
+func listen(ctx context.Context, network, path string, mode os.FileMode) (net.Listener, error) {
+	if conn, err := new(net.Dialer).DialContext(ctx, network, path); err == nil {
 		_ = conn.Close() // it answered, that was all we wanted
 		return nil, fmt.Errorf("listen on %s: another simgpud is using it", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("replace stale socket: %w", err)
 	}
-	l, err := net.Listen(network, path)
+	l, err := new(net.ListenConfig).Listen(ctx, network, path)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
@@ -193,7 +193,9 @@ func (s *Server) accept(l net.Listener, handle func(*net.UnixConn)) {
 				s.mu.Unlock()
 				_ = conn.Close() // nothing was buffered
 			}()
-			handle(conn.(*net.UnixConn)) //nolint:forcetypeassert // our listeners are unix sockets
+			if c, ok := conn.(*net.UnixConn); ok { // our listeners make no others
+				handle(c)
+			}
 		}()
 	}
 }
@@ -364,10 +366,10 @@ func answerGPU(m *driver.GPU, file *driver.Client, req wire.Req) (rep wire.Rep, 
 	case wire.OpLaunch:
 		d := time.Duration(-1)
 		if req.Arg[1] != wire.KernelDefault {
-			d = time.Duration(min(req.Arg[1], uint64(time.Hour))) //nolint:gosec // bounded
+			d = time.Duration(min(req.Arg[1], uint64(time.Hour)))
 		}
 		d, err = file.Launch(now, req.Arg[0], d)
-		rep.Val[0] = uint64(d) //nolint:gosec // never negative
+		rep.Val[0] = uint64(d)
 	case wire.OpMigrate:
 		rep.Val[0], err = file.Migrate(now, req.Arg[0], req.Arg[1] != 0)
 	default:
@@ -388,7 +390,7 @@ func (s *Server) serveCtl(conn *net.UnixConn) {
 		if req.Op == wire.OpNode {
 			n := wire.Node{
 				DriverVersion: s.cfg.DriverVersion, NVMLVersion: strconv.Itoa(int(s.cfg.CUDAVersion/1000)) + "." + s.cfg.DriverVersion,
-				CUDAVersion: s.cfg.CUDAVersion, GPUCount: uint32(len(s.gpus)), //nolint:gosec // at most 64
+				CUDAVersion: s.cfg.CUDAVersion, GPUCount: uint32(len(s.gpus)),
 			}
 			return wire.Rep{}, n.Encode()
 		}
@@ -446,12 +448,12 @@ func answerNVML(m *driver.GPU, who driver.Owner, req wire.Req) (rep wire.Rep, pa
 		rep.Val[0] = uint64(busy)
 	case wire.OpNVMLProcUtil:
 		wall := time.Now().UnixMicro()
-		age := uint64(wall) - min(req.Arg[1], uint64(wall))                                    //nolint:gosec // after 1970
-		window := time.Duration(min(age, uint64(time.Hour.Microseconds()))) * time.Microsecond //nolint:gosec // bounded
+		age := uint64(wall) - min(req.Arg[1], uint64(wall))
+		window := time.Duration(min(age, uint64(time.Hour.Microseconds()))) * time.Microsecond
 		var rows []wire.ProcUtil
 		rows, err = m.NVMLProcessUtilization(now, window)
 		for i := range rows {
-			rows[i].TimeStampUS = uint64(wall) //nolint:gosec // after 1970
+			rows[i].TimeStampUS = uint64(wall)
 		}
 		if m.Knobs().PIDView == driver.PIDCaller {
 			rows = asSeenBy(who.PID, rows, func(r *wire.ProcUtil) *uint32 { return &r.PID })

@@ -78,7 +78,7 @@ func dial(t *testing.T, dir, name string) *net.UnixConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return conn.(*net.UnixConn) //nolint:forcetypeassert // it is one
+	return conn.(*net.UnixConn)
 }
 
 func ask(t *testing.T, conn *net.UnixConn, op wire.Op, args ...uint64) (wire.Rep, []byte) {
@@ -128,7 +128,7 @@ func TestOpenFileOfThisProcess(t *testing.T) {
 		t.Fatalf("context %+v, allocation %+v", ctx, a)
 	}
 	rows, payload := ask(t, ctl, wire.OpNVMLProcs, 0, uint64(wire.ListCompute))
-	want := wire.EncodeProcs([]wire.Proc{{PID: uint32(os.Getpid()), UsedBytes: (104 + 64) << 20}}) //nolint:gosec // a pid
+	want := wire.EncodeProcs([]wire.Proc{{PID: uint32(os.Getpid()), UsedBytes: (104 + 64) << 20}})
 	if rows.Val[0] != 1 || string(payload) != string(want) {
 		t.Errorf("rows %+v, %x, want %x", rows, payload, want)
 	}
@@ -191,7 +191,7 @@ func TestSharedOpenFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	child := exec.Command("sleep", "1000") //nolint:noctx // killed below
+	child := exec.CommandContext(t.Context(), "sleep", "1000")
 	child.ExtraFiles = []*os.File{file}
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
@@ -466,7 +466,7 @@ func TestParseCgroup(t *testing.T) {
 // In its own pid namespace a caller sees its own pids, and only its own processes.
 func TestPIDView(t *testing.T) {
 	t.Parallel()
-	child := exec.Command("sleep", "1000") //nolint:noctx // killed below
+	child := exec.CommandContext(t.Context(), "sleep", "1000")
 	child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	if err := child.Start(); err != nil {
 		if os.Getenv("GPUFENCE_MUST") == "1" {
@@ -476,13 +476,13 @@ func TestPIDView(t *testing.T) {
 	}
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	rows := func() []wire.Proc {
-		return []wire.Proc{{PID: uint32(os.Getpid()), UsedBytes: 1}, {PID: uint32(child.Process.Pid), UsedBytes: 2}, {PID: 1 << 30, UsedBytes: 3}} //nolint:gosec // pids
+		return []wire.Proc{{PID: uint32(os.Getpid()), UsedBytes: 1}, {PID: uint32(child.Process.Pid), UsedBytes: 2}, {PID: 1 << 30, UsedBytes: 3}}
 	}
 	pid := func(r *wire.Proc) *uint32 { return &r.PID }
 	if got := asSeenBy(child.Process.Pid, rows(), pid); len(got) != 1 || got[0] != (wire.Proc{PID: 1, UsedBytes: 2}) {
 		t.Errorf("seen from inside: %+v", got)
 	}
-	if got := asSeenBy(os.Getpid(), rows(), pid); len(got) != 3 || got[0].PID != uint32(os.Getpid()) { //nolint:gosec // a pid
+	if got := asSeenBy(os.Getpid(), rows(), pid); len(got) != 3 || got[0].PID != uint32(os.Getpid()) {
 		t.Errorf("seen from the same namespace: %+v", got)
 	}
 }

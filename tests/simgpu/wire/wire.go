@@ -154,7 +154,7 @@ func DecodeReq(b []byte) (Req, error) {
 func (r *Rep) Encode(payload []byte) []byte {
 	b := make([]byte, RepBytes, RepBytes+len(payload))
 	binary.LittleEndian.PutUint32(b, Magic)
-	binary.LittleEndian.PutUint32(b[4:], uint32(r.Status)) //nolint:gosec // the bits are what travels
+	binary.LittleEndian.PutUint32(b[4:], uint32(r.Status))
 	for i, v := range r.Val {
 		binary.LittleEndian.PutUint64(b[8+8*i:], v)
 	}
@@ -167,7 +167,7 @@ func DecodeRep(b []byte) (Rep, []byte, error) {
 	if len(b) < RepBytes || binary.LittleEndian.Uint32(b) != Magic {
 		return r, nil, fmt.Errorf("decode answer of %d bytes: %w", len(b), ErrMalformed)
 	}
-	r.Status = Status(binary.LittleEndian.Uint32(b[4:])) //nolint:gosec // the bits are what travels
+	r.Status = Status(binary.LittleEndian.Uint32(b[4:]))
 	for i := range r.Val {
 		r.Val[i] = binary.LittleEndian.Uint64(b[8+8*i:])
 	}

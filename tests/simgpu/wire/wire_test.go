@@ -23,16 +23,16 @@ func fill(v any) {
 	e := reflect.ValueOf(v).Elem()
 	for i := range e.NumField() {
 		n++
-		switch f := e.Field(i); f.Kind() { //nolint:exhaustive // the kinds that our structs have
+		switch f := e.Field(i); f.Kind() {
 		case reflect.Uint32, reflect.Uint64:
 			f.SetUint(n)
 		case reflect.Int32:
-			f.SetInt(int64(n)) //nolint:gosec // small
+			f.SetInt(int64(n))
 		case reflect.String:
 			f.SetString(fmt.Sprintf("text%d", n))
 		case reflect.Array:
 			for j := range f.Len() {
-				f.Index(j).SetUint(n + uint64(j)) //nolint:gosec // small
+				f.Index(j).SetUint(n + uint64(j))
 			}
 		}
 	}
@@ -105,10 +105,10 @@ func TestParityWithTheHeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cc", "-std=c11", "-Wall", "-Werror", "-I", header, "-o", binary, source).CombinedOutput(); err != nil { //nolint:gosec,noctx // a compiler
+	if out, err := exec.CommandContext(t.Context(), "cc", "-std=c11", "-Wall", "-Werror", "-I", header, "-o", binary, source).CombinedOutput(); err != nil {
 		t.Fatalf("compile: %v\n%s", err, out)
 	}
-	out, err := exec.Command(binary).Output() //nolint:gosec,noctx // made above
+	out, err := exec.CommandContext(t.Context(), binary).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

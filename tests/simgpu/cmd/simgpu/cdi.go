@@ -62,7 +62,7 @@ func writeCDI(path string, spec *cdispec.Spec) (err error) {
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	if err := errors.Join(f.Chmod(0o644), writeJSON(f, spec), f.Close()); err != nil { //nolint:gosec // engines read it
+	if err := errors.Join(f.Chmod(0o644), writeJSON(f, spec), f.Close()); err != nil {
 		return fmt.Errorf("write CDI specification: %w", err)
 	}
 	if err := os.Rename(f.Name(), path); err != nil {

@@ -36,7 +36,7 @@ func upCommand(dir *string) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := os.MkdirAll(*dir, 0o755); err != nil { //nolint:gosec // every client must get in
+		if err := os.MkdirAll(*dir, 0o755); err != nil {
 			return fmt.Errorf("make socket folder: %w", err)
 		}
 		logPath := filepath.Join(*dir, "simgpud.log")
@@ -44,8 +44,9 @@ func upCommand(dir *string) *cobra.Command {
 		if err != nil {
 			return fmt.Errorf("make log: %w", err)
 		}
-		defer func() { _ = logFile.Close() }()                                      // simgpud has its own copy
-		daemon := exec.Command(binary, append([]string{"--dir", *dir}, args...)...) //nolint:gosec,noctx // ours, and it outlives us
+		defer logFile.Close() // simgpud has its own copy
+		// Without cancelling: it outlives us.
+		daemon := exec.CommandContext(context.WithoutCancel(ctx), binary, append([]string{"--dir", *dir}, args...)...)
 		daemon.Stderr = logFile
 		daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		if err := daemon.Start(); err != nil {
@@ -58,7 +59,7 @@ func upCommand(dir *string) *cobra.Command {
 			return err == nil
 		}, ended)
 		if err != nil {
-			text, readErr := os.ReadFile(logPath) //nolint:gosec // made above
+			text, readErr := os.ReadFile(logPath)
 			return errors.Join(fmt.Errorf("start simgpud: %w: %s", err, strings.TrimSpace(string(text))), readErr)
 		}
 		fmt.Fprintln(cmd.OutOrStdout(), daemon.Process.Pid)
@@ -94,8 +95,11 @@ func await(ctx context.Context, done func() bool, ended <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-ended:
-			return errEnded
+		case err := <-ended:
+			if err == nil {
+				return errEnded
+			}
+			return fmt.Errorf("%w (%w)", errEnded, err)
 		case <-deadline:
 			return fmt.Errorf("nothing happened in %s", startTime)
 		case <-time.After(10 * time.Millisecond):

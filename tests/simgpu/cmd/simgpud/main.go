@@ -69,7 +69,7 @@ func serve(ctx context.Context, cfg server.Config, pidFile string) (err error) {
 		if pidFile == "" {
 			return
 		}
-		if pidErr = os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); pidErr != nil { //nolint:gosec // for others to read
+		if pidErr = os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); pidErr != nil {
 			cancel()
 		}
 	})
