@@ -244,6 +244,10 @@ static void exec_drops_the_lock(void)
 	CHECK(read(ready[0], &c, 1) == 1);
 	CHECK(read(ready[0], &c, 1) == 0); /* exec closed it */
 	CHECK(kill(child, 0) == 0);
+	/* The old memory may go a moment after the descriptors. */
+	uint64_t deadline = pages_now_ns() + UINT64_C(20000000000);
+	while (pages_file_lock(probe, PAGES_LOCK_EXCLUSIVE, 0, 1) != 0 && pages_now_ns() < deadline)
+		pages_sleep_ns(1000000);
 	CHECK_INT(pages_file_lock(probe, PAGES_LOCK_EXCLUSIVE, 0, 1), 0);
 	CHECK(write(go[1], "\n", 1) == 1);
 	unit_reap(child, 0);
