@@ -61,7 +61,7 @@ var mayImport = []struct {
 	{"enforcer/quota", nil},
 	{"enforcer/ledger", []string{"enforcer/quota"}},
 	{"enforcer/gpu", []string{"enforcer/quota"}},
-	{"enforcer/fence", []string{"enforcer/ledger", "enforcer/gpu", "enforcer/quota", "enforcer/api", "bpf"}},
+	{"enforcer/fence", []string{"enforcer/ledger", "enforcer/gpu", "enforcer/policy", "enforcer/quota", "enforcer/api", "bpf"}},
 	{"enforcer/policy", []string{"enforcer/quota"}},
 	{"enforcer/act", nil},
 	{"enforcer/api", []string{"enforcer/quota"}},
