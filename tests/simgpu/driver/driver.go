@@ -36,7 +36,9 @@ var (
 
 const (
 	// endedProcesses is how many processes that went away the state still shows.
-	endedProcesses = 4096
+	endedProcesses = 1024
+	// endedPoints is how much of such a process's history is kept: its newest points.
+	endedPoints = 4096
 	// maxBytes bounds one request, so that sums cannot overflow.
 	maxBytes = uint64(1) << 46
 	// busyKept is how long the times at which kernels ran are remembered.
@@ -261,6 +263,7 @@ func (g *GPU) settle(p *process) {
 		return
 	}
 	p.endedNS = g.now
+	p.hist.shrink(endedPoints)
 	g.ended = append(g.ended, p)
 	if len(g.ended) > endedProcesses {
 		delete(g.procs, g.ended[0].owner.ProcID)

@@ -657,6 +657,28 @@ func TestHistoryKeepsTheNewestPoints(t *testing.T) {
 	}
 }
 
+func TestHistoryOfAnEndedProcessIsBounded(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, nil)
+	c := b.open(7)
+	for range endedPoints {
+		b.wait(time.Millisecond)
+		a := b.alloc(c, 0, 2*mib, wire.KindDevice)
+		b.wait(time.Millisecond)
+		if _, _, err := c.Free(b.now, a.Handle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(b.Histories(b.now, 7)[0].Points); n < 2*endedPoints {
+		t.Errorf("%d points while it lives", n)
+	}
+	c.Close(b.now)
+	points := b.Histories(b.now, 7)[0].Points
+	if len(points) != endedPoints || points[len(points)-1].TimeNS != b.now {
+		t.Errorf("%d points after its end, the last at %d, now %d", len(points), points[len(points)-1].TimeNS, b.now)
+	}
+}
+
 func TestEndedProcessesAreBounded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, nil)

@@ -47,4 +47,9 @@ func (h *history) at(t int64) Point {
 	return h.points[i-1]
 }
 
+// shrink lets go of all but the newest n points.
+func (h *history) shrink(n int) {
+	h.points = append([]Point(nil), h.points[max(0, len(h.points)-n):]...)
+}
+
 func (h *history) copy() []Point { return append([]Point(nil), h.points...) }
