@@ -421,7 +421,7 @@ func TestPeers(t *testing.T) {
 		{"group root", syscall.Credential{Uid: 65534, Gid: 0}, "read=forbidden change=forbidden"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			cmd := exec.Command(exe, "-test.run=^TestPeerHelper$", "-test.v")
+			cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestPeerHelper$", "-test.v")
 			cmd.Env = append(os.Environ(), "GPUFENCE_TEST_SOCKET="+sock)
 			cmd.Dir = "/"
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &tt.cred}

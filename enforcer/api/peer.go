@@ -10,7 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"unicode/utf8"
-	"unsafe"
+	"unsafe" //nolint:depguard // getsockopt has no safe form for a list
 
 	"golang.org/x/sys/unix"
 

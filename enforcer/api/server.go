@@ -107,7 +107,7 @@ func Listen(path string, gid int) (net.Listener, error) {
 			return nil, fmt.Errorf("remove old socket: %w", err)
 		}
 	}
-	l, err := net.Listen("unix", path)
+	l, err := new(net.ListenConfig).Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen on socket: %w", err)
 	}

@@ -337,7 +337,7 @@ func (d *Daemon) poke() {
 }
 
 // event puts an entry into the journal and the log.
-func (d *Daemon) event(ev api.Event) api.Event {
+func (d *Daemon) event(ev api.Event) {
 	ev, err := d.journal.Append(ev)
 	fields := logrus.Fields{"event": ev.Type, "seq": ev.Seq}
 	if ev.Code != "" {
@@ -355,7 +355,6 @@ func (d *Daemon) event(ev api.Event) api.Event {
 	} else {
 		d.once("journal", nil)
 	}
-	return ev
 }
 
 // about fills in whom an event is about.

@@ -64,40 +64,69 @@ func (d *Daemon) owners() owners {
 	return o
 }
 
-// fact says who has a pid now; ok is false if nobody has. A process that cannot be judged now
-// (it changed while it was read) is left out, which policy takes as unknown to us; the next
-// sample asks again.
-func (f *facts) fact(pid int, o owners) (policy.ProcFact, bool) {
+// fact says who has a pid now; ok is false if nobody has. An error says that it cannot be told
+// now: a process without a fact would count as exited, so nothing may be decided then.
+func (f *facts) fact(pid int, o owners) (fact policy.ProcFact, ok bool, err error) {
+	for range 3 {
+		fact, ok, err = f.read(pid, o)
+		if !errors.Is(err, act.ErrUnstable) {
+			break // else its pid went to another process just now
+		}
+	}
+	return fact, ok, err
+}
+
+func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 	p := f.procs[pid]
 	if p != nil {
 		exited, err := p.pidfd.Exited()
-		if err != nil || exited {
+		if err != nil {
+			return policy.ProcFact{}, false, err
+		}
+		if exited {
 			f.drop(pid)
 			p = nil
 		}
 	}
-	if p == nil || p.container == "" && p.version != f.version {
-		f.drop(pid)
-		proc, cg, ours, err := f.host.Owner(pid, o.cgroups)
-		if err != nil {
-			return policy.ProcFact{}, false
-		}
-		fd, err := f.host.Open(pid, proc.Start)
-		if err != nil {
-			if errors.Is(err, act.ErrGone) && proc.Exiting {
-				return policy.ProcFact{PID: pid, Start: proc.Start, State: policy.Exited, Comm: proc.Comm}, true
+	if p != nil && p.container == "" && p.version != f.version {
+		// It may be of a container that has registered since. If that cannot be told now, it is
+		// still the process that it was.
+		if _, cg, ours, err := f.host.Owner(pid, o.cgroups); err == nil {
+			p.version = f.version
+			if ours {
+				p.container = o.ids[cg]
 			}
-			return policy.ProcFact{}, false
 		}
-		p = &procFact{process: proc, pidfd: fd, version: f.version}
+	}
+	if p == nil {
+		proc, cg, ours, err := f.host.Owner(pid, o.cgroups)
+		if errors.Is(err, act.ErrGone) {
+			return policy.ProcFact{}, false, nil
+		}
+		if err != nil {
+			return policy.ProcFact{}, false, err
+		}
+		container := policy.ContainerID("")
 		if ours {
-			p.container = o.ids[cg]
+			container = o.ids[cg]
 		}
+		exitedFact := policy.ProcFact{PID: pid, Start: proc.Start, Container: container, State: policy.Exited, Comm: proc.Comm}
+		fd, err := f.host.Open(pid, proc.Start)
+		if errors.Is(err, act.ErrGone) {
+			return exitedFact, true, nil
+		}
+		if err != nil {
+			return policy.ProcFact{}, false, err
+		}
+		p = &procFact{process: proc, container: container, pidfd: fd, version: f.version}
 		f.procs[pid] = p
-		if exited, err := fd.Exited(); err != nil || exited {
-			out := policy.ProcFact{PID: pid, Start: proc.Start, Container: p.container, State: policy.Exited, Comm: proc.Comm}
+		exited, err := fd.Exited()
+		if err != nil {
+			return policy.ProcFact{}, false, err
+		}
+		if exited {
 			f.drop(pid)
-			return out, true
+			return exitedFact, true, nil
 		}
 	} else if p.container != "" {
 		// An exiting process gives its memory back soon and must not be judged; that shows in
@@ -111,7 +140,7 @@ func (f *facts) fact(pid int, o owners) (policy.ProcFact, bool) {
 	if p.process.Exiting {
 		out.State = policy.Exiting
 	}
-	return out, true
+	return out, true, nil
 }
 
 // sweep drops what no step of any GPU has asked for since the last sweep.

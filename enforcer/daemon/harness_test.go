@@ -317,7 +317,7 @@ func (b *bench) container() *process {
 	if len(p.dirs) == 0 {
 		b.t.Fatal("no cgroup hierarchy can be used here")
 	}
-	p.cmd = exec.Command("sleep", "1000")
+	p.cmd = exec.CommandContext(context.Background(), "sleep", "1000") // ended by the cleanup below
 	if err := p.cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}
@@ -338,7 +338,7 @@ func (b *bench) container() *process {
 // also puts one more process into a container's cgroups.
 func (b *bench) also(p *process) *exec.Cmd {
 	b.t.Helper()
-	cmd := exec.Command("sleep", "1000")
+	cmd := exec.CommandContext(context.Background(), "sleep", "1000") // ended by the cleanup below
 	if err := cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}

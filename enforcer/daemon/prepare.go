@@ -204,7 +204,7 @@ func (d *Daemon) tryPrepare(req api.PrepareRequest) (resp api.PrepareResponse, r
 		}
 		return d.answer(old), false, nil
 	}
-	c, err := d.add(req, pol, grant, mark, notices)
+	c, err := d.add(req, grant, mark, notices)
 	if err != nil {
 		return resp, false, err
 	}
@@ -234,9 +234,9 @@ func (d *Daemon) resolve(req api.PrepareRequest, pol quota.Policy) (quota.Grant,
 	if err := d.noGPUs(); err != nil {
 		return none, notices, errors.Is(err, errNotAsked), err
 	}
-	infos, retry, err := d.selectGPUs(selectors)
+	infos, err := d.selectGPUs(selectors)
 	if err != nil {
-		return none, notices, retry, err
+		return none, notices, false, err
 	}
 	for _, i := range infos {
 		none.GPUs = append(none.GPUs, d.gpus[i.UUID].quota)
@@ -276,7 +276,7 @@ func asksGPU(selectors []string) bool {
 
 // selectGPUs finds what the selectors name. "any" and "any=N" are placed where the most is left to
 // promise.
-func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, bool, error) {
+func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, error) {
 	count := 0
 	for _, s := range selectors {
 		if s == "any" {
@@ -284,7 +284,7 @@ func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, bool, error) {
 		} else if n, ok := strings.CutPrefix(s, "any="); ok {
 			v, err := strconv.Atoi(n)
 			if err != nil || v < 1 {
-				return nil, false, quota.NewError(quota.CodeBadGPUSelector, "%.100q is not a number of GPUs", s)
+				return nil, quota.NewError(quota.CodeBadGPUSelector, "%.100q is not a number of GPUs", s)
 			}
 			count = v
 		}
@@ -292,7 +292,7 @@ func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, bool, error) {
 	if count > 0 {
 		infos := d.infos()
 		if count > len(infos) {
-			return nil, false, quota.NewError(quota.CodeNoSuchGPU, "%d GPUs are asked for, this node has %d", count, len(infos))
+			return nil, quota.NewError(quota.CodeNoSuchGPU, "%d GPUs are asked for, this node has %d", count, len(infos))
 		}
 		left := func(i gpu.Info) uint64 {
 			var held uint64
@@ -311,17 +311,17 @@ func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, bool, error) {
 			}
 			return 0
 		})
-		return infos[:count], false, nil
+		return infos[:count], nil
 	}
 	infos, err := gpu.Select(d.infos(), selectors)
 	if err != nil {
 		var sel *gpu.SelectorError
 		if errors.As(err, &sel) {
-			return nil, false, quota.NewError(quota.CodeNoSuchGPU, "there is no GPU %.100q here, this node has %s", sel.Selector, strings.Join(sel.Have, ", "))
+			return nil, quota.NewError(quota.CodeNoSuchGPU, "there is no GPU %.100q here, this node has %s", sel.Selector, strings.Join(sel.Have, ", "))
 		}
-		return nil, false, err
+		return nil, err
 	}
-	return infos, false, nil
+	return infos, nil
 }
 
 // admitContainer asks whether the promises of a new container can be kept. transient says that
@@ -406,7 +406,7 @@ func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quo
 
 // add puts a new container into the registry, makes its pages, and saves. Everything that a
 // failure leaves is taken back.
-func (d *Daemon) add(req api.PrepareRequest, pol quota.Policy, grant quota.Grant, mark string, notices []string) (*registry.Container, error) {
+func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, notices []string) (*registry.Container, error) {
 	enforce := grant.Mode == quota.ModeEnforce
 	var devices []string
 	if enforce && !req.Devices.Present {

@@ -221,7 +221,7 @@ func (d *Daemon) applySet(c *registry.Container, changes []change, deadline time
 	d.publish(p)
 	d.writeFiles(p, true)
 	for _, s := range started {
-		d.resizeEvent(p, c, s.uuid, s.last)
+		d.resizeEvent(c, s.uuid, s.last)
 	}
 	d.notify()
 	d.poke()
@@ -332,11 +332,11 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 		d.once("state", err)
 	}
 	if c != nil {
-		d.resizeEvent(p, c, uuid, r)
+		d.resizeEvent(c, uuid, r)
 	}
 }
 
-func (d *Daemon) resizeEvent(p *registry.Pod, c *registry.Container, uuid string, r resize) {
+func (d *Daemon) resizeEvent(c *registry.Container, uuid string, r resize) {
 	whose := c.Display()
 	if r.Level.Pod != "" {
 		whose = "the pod of " + whose

@@ -45,7 +45,12 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	}
 	o := d.owners()
 	for _, pid := range stepPIDs(&in.Sample, in.Slots, g.out.Processes) {
-		if f, ok := d.facts.fact(pid, o); ok {
+		f, ok, err := d.facts.fact(pid, o)
+		if err != nil {
+			in.Sample.Complete, in.Sample.Why = false, fmt.Sprintf("process %d cannot be read: %v", pid, err)
+			info.Complete, info.Why = false, in.Sample.Why
+		}
+		if ok {
 			in.Processes = append(in.Processes, f)
 		}
 	}

@@ -160,15 +160,13 @@ func (j *Journal) Append(ev api.Event) (api.Event, error) {
 	if j.size > 0 && j.size+int64(len(line)) > j.opts.MaxBytes {
 		if err := j.rotate(); err != nil {
 			// A file that grows too long is better than an event that is lost.
-			_, werr := j.write(line)
-			return ev, errors.Join(err, werr)
+			return ev, errors.Join(err, j.write(line))
 		}
 	}
-	_, err = j.write(line)
-	return ev, err
+	return ev, j.write(line)
 }
 
-func (j *Journal) write(line []byte) (int, error) {
+func (j *Journal) write(line []byte) error {
 	if j.torn {
 		line = append([]byte{'\n'}, line...)
 	}
@@ -178,9 +176,9 @@ func (j *Journal) write(line []byte) (int, error) {
 		j.torn = n < len(line)
 	}
 	if err != nil {
-		return n, fmt.Errorf("write event: %w", err)
+		return fmt.Errorf("write event: %w", err)
 	}
-	return n, nil
+	return nil
 }
 
 func (j *Journal) rotate() error {

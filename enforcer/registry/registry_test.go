@@ -138,14 +138,14 @@ func seal(t *testing.T, p *Pod) []byte {
 }
 
 func TestDamagedFiles(t *testing.T) {
-	make := func(edit func(*Pod)) []byte {
+	file := func(edit func(*Pod)) []byte {
 		r := New()
 		p := put(t, r, "abc", "bad", "main", Running).Pod()
 		put(t, r, "def", "bad", "side", Ended)
 		edit(p)
 		return seal(t, p)
 	}
-	whole := make(func(*Pod) {})
+	whole := file(func(*Pod) {})
 	name := PodName(quota.EngineCRI, "k8s.io", "pod-bad")
 	for _, tt := range []struct {
 		name string
@@ -160,24 +160,24 @@ func TestDamagedFiles(t *testing.T) {
 		{"changed", bytes.Replace(whole, []byte("4711"), []byte("4712"), 1), "checksum"},
 		{"longer", append(bytes.Clone(whole), 'x'), "checksum"},
 		{"later format", bytes.Replace(whole, []byte(`"format":1`), []byte(`"format":2`), 1), "format is 2"},
-		{"other pod", make(func(p *Pod) { p.Ref.ID = "pod-other" }), "does not fit"},
-		{"escaping name", make(func(p *Pod) { p.Name = "../x" }), "is of pod"},
-		{"no container", make(func(p *Pod) { p.Containers = nil }), "no container"},
-		{"null container", make(func(p *Pod) { p.Containers = append(p.Containers, nil) }), "empty container"},
-		{"no id", make(func(p *Pod) { p.Containers[0].Key.ID = "" }), "without id"},
-		{"state", make(func(p *Pod) { p.Containers[0].State = "dreaming" }), "dreaming"},
-		{"running without pid", make(func(p *Pod) { p.Containers[0].PID = 0 }), "without process"},
-		{"running without cgroup", make(func(p *Pod) { p.Containers[0].Cgroup = nil }), "without process or cgroup"},
-		{"index twice", make(func(p *Pod) { p.Containers[1].Index = 0 }), "index 0 twice"},
-		{"index out of turn", make(func(p *Pod) { p.NextIndex = 1 }), "out of turn"},
-		{"unknown GPU", make(func(p *Pod) { p.GPUs = nil }), "its pod does not"},
-		{"too many GPUs", make(func(p *Pod) {
+		{"other pod", file(func(p *Pod) { p.Ref.ID = "pod-other" }), "does not fit"},
+		{"escaping name", file(func(p *Pod) { p.Name = "../x" }), "is of pod"},
+		{"no container", file(func(p *Pod) { p.Containers = nil }), "no container"},
+		{"null container", file(func(p *Pod) { p.Containers = append(p.Containers, nil) }), "empty container"},
+		{"no id", file(func(p *Pod) { p.Containers[0].Key.ID = "" }), "without id"},
+		{"state", file(func(p *Pod) { p.Containers[0].State = "dreaming" }), "dreaming"},
+		{"running without pid", file(func(p *Pod) { p.Containers[0].PID = 0 }), "without process"},
+		{"running without cgroup", file(func(p *Pod) { p.Containers[0].Cgroup = nil }), "without process or cgroup"},
+		{"index twice", file(func(p *Pod) { p.Containers[1].Index = 0 }), "index 0 twice"},
+		{"index out of turn", file(func(p *Pod) { p.NextIndex = 1 }), "out of turn"},
+		{"unknown GPU", file(func(p *Pod) { p.GPUs = nil }), "its pod does not"},
+		{"too many GPUs", file(func(p *Pod) {
 			for i := range 17 {
 				p.GPUs = append(p.GPUs, fmt.Sprint(i))
 			}
 		}), "18 GPUs"},
-		{"mode", make(func(p *Pod) { p.Containers[0].Grant.Mode = "" }), "mode"},
-		{"null counters", make(func(p *Pod) { p.Containers[0].Counters = map[string]*Counters{gpu: nil} }), "no counters"},
+		{"mode", file(func(p *Pod) { p.Containers[0].Grant.Mode = "" }), "mode"},
+		{"null counters", file(func(p *Pod) { p.Containers[0].Counters = map[string]*Counters{gpu: nil} }), "no counters"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, err := OpenStore(t.TempDir())
@@ -406,13 +406,9 @@ func TestGPUIndex(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	r := New()
-	p := &Pod{}
-	{
-		c := &Container{Key: api.ContainerKey{Engine: quota.EngineCRI, ID: "a"}, State: Prepared, Grant: grant(1)}
-		p = r.EnsurePod(quota.EngineCRI, "s", api.PodRef{ID: "p"}, "boot")
-		r.Add(p, c)
-		p.GPUs = []string{gpu}
-	}
+	p := r.EnsurePod(quota.EngineCRI, "s", api.PodRef{ID: "p"}, "boot")
+	r.Add(p, &Container{Key: api.ContainerKey{Engine: quota.EngineCRI, ID: "a"}, State: Prepared, Grant: grant(1)})
+	p.GPUs = []string{gpu}
 	body, err := json.Marshal(p)
 	if err != nil {
 		f.Fatal(err)
