@@ -50,7 +50,7 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 		byPod[c.Pod] = append(byPod[c.Pod], u)
 		podLimits[c.Pod] = c.PodLimits.Max
 	}
-	for _, p := range g.byPID() {
+	for _, p := range g.order {
 		u := byContainer[p.container]
 		if u == nil || !p.listed || !p.known || p.quiet(in.Now, g.cfg.KillRetry) {
 			continue
@@ -225,7 +225,7 @@ func (g *GPU) markKilled(k Kill, in Input, out *Output) {
 		g.scope(Level{Pod: k.Pod}).over = false
 	}
 	var without []int
-	for _, p := range g.byPID() {
+	for _, p := range g.order {
 		if p.container != k.Container || p.state == Exited {
 			continue
 		}

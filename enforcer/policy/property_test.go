@@ -362,3 +362,25 @@ func TestAnyInput(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkStep is one GPU of a busy node: 25 containers, 125 processes.
+func BenchmarkStep(b *testing.B) {
+	g := NewGPU("GPU-1", DefaultConfig())
+	in := Input{Sample: Sample{Complete: true, DeviceKnown: true, TotalBytes: 80 * gib}}
+	for i := range 125 {
+		c := fmt.Sprint("c", i%25)
+		if i < 25 {
+			in.Containers = append(in.Containers, container(c, 4*gib))
+		}
+		in.Sample.Processes = append(in.Sample.Processes, ProcessUse{PID: i + 1, Bytes: gib / 2, Known: true})
+		in.Processes = append(in.Processes, ProcFact{PID: i + 1, Start: 1, Container: ContainerID(c)})
+		in.Slots = append(in.Slots, SlotFact{Pod: PodID("pod-" + c), Index: i, Generation: 1, PID: i + 1, Start: 1, DeviceBytes: gib / 2})
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		in.Now += 100 * ms
+		in.Sample.Number++
+		in.Sample.Began = in.Now - ms
+		g.Step(in)
+	}
+}

@@ -24,6 +24,7 @@ type GPU struct {
 	first   time.Duration // Now of the first step
 
 	processes map[procKey]*process
+	order     []*process // the same by pid, made once a step
 	slots     map[slotID]*slot
 	scopes    map[Level]*scope
 	resizes   map[Level]*Resize
@@ -157,6 +158,7 @@ func (g *GPU) Step(in Input) Output {
 		Known: in.Sample.Complete && in.Sample.DeviceKnown, Why: in.Sample.Why,
 	}
 	g.takeAnswer(in, facts, &out)
+	g.order = g.byPID()
 	overflow := g.takeSlots(in)
 	g.settleExits(in, &out)
 	g.reclaim(in, &out)
@@ -451,7 +453,7 @@ func (g *GPU) computeExcess(in Input, overflow map[PodID]uint64) {
 	for _, c := range in.Containers {
 		pods[c.ID] = c.Pod
 	}
-	for _, p := range g.byPID() {
+	for _, p := range g.order {
 		switch {
 		case p.state == Exited && p.stuck:
 			p.excess = max(p.nvml, p.device)
@@ -490,7 +492,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		}
 		out.Containers[c.ID] = state
 	}
-	for _, p := range g.byPID() {
+	for _, p := range g.order {
 		out.Processes = append(out.Processes, g.describe(p))
 		c, ok := out.Containers[p.container]
 		if !ok {
@@ -611,7 +613,7 @@ func (g *GPU) shim(in Input, c ContainerFact) Shim {
 	}
 	var without []int
 	late, with := false, false
-	for _, p := range g.byPID() {
+	for _, p := range g.order {
 		if p.container != c.ID {
 			continue
 		}
