@@ -367,8 +367,8 @@ func TestLongRequestIsNotCancelled(t *testing.T) {
 	}
 }
 
-// TestPeerHelper is the other side of TestPeers, under another uid.
-func TestPeerHelper(t *testing.T) {
+// TestPeerChild is the other side of TestPeers, under another uid.
+func TestPeerChild(t *testing.T) {
 	sock := os.Getenv("GPUFENCE_TEST_SOCKET")
 	if sock == "" {
 		t.Skip("runs only as a child of TestPeers")
@@ -421,7 +421,7 @@ func TestPeers(t *testing.T) {
 		{"group root", syscall.Credential{Uid: 65534, Gid: 0}, "read=forbidden change=forbidden"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestPeerHelper$", "-test.v")
+			cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestPeerChild$", "-test.v")
 			cmd.Env = append(os.Environ(), "GPUFENCE_TEST_SOCKET="+sock)
 			cmd.Dir = "/"
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &tt.cred}

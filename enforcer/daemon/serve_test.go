@@ -184,8 +184,8 @@ func TestNotify(t *testing.T) {
 	}
 }
 
-// TestSystemdHelper is the child of TestSystemdListener, with a socket as its descriptor 3.
-func TestSystemdHelper(t *testing.T) {
+// TestSystemdChild is the child of TestSystemdListener, with a socket as its descriptor 3.
+func TestSystemdChild(t *testing.T) {
 	fds := os.Getenv("GPUFENCE_TEST_FDS")
 	if fds == "" {
 		t.Skip("runs only as a child of TestSystemdListener")
@@ -218,7 +218,7 @@ func TestSystemdListener(t *testing.T) {
 	}
 	dir := t.TempDir()
 	child := func(fds string, f *os.File) (*exec.Cmd, *strings.Builder) {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSystemdHelper$", "-test.v")
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSystemdChild$", "-test.v")
 		cmd.Env = append(os.Environ(), "GPUFENCE_TEST_FDS="+fds)
 		cmd.ExtraFiles = []*os.File{f}
 		var out strings.Builder
