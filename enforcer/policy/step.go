@@ -148,7 +148,7 @@ func (g *GPU) Step(in Input) Output {
 	if !g.stepped {
 		g.stepped, g.first = true, in.Now
 	}
-	facts := map[int]ProcFact{}
+	facts := make(map[int]ProcFact, len(in.Processes))
 	for _, f := range in.Processes {
 		facts[f.PID] = f
 	}
@@ -213,12 +213,9 @@ func (g *GPU) trackProcesses(in Input, facts map[int]ProcFact) {
 // holder is the process that a row of NVML's answer is about: a predecessor that exited and was
 // not left out yet, before whoever has the pid now. After stuck-after a living successor
 // takes the row over, so that a pid cannot hide behind its past for ever.
-func (g *GPU) holder(pid int, now time.Duration) *process {
+func (g *GPU) holder(sharing []*process, now time.Duration) *process {
 	var alive, dead *process
-	for k, p := range g.processes {
-		if k.pid != pid {
-			continue
-		}
+	for _, p := range sharing {
 		switch {
 		case p.state != Exited:
 			alive = p
@@ -242,9 +239,13 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 	if !in.Sample.Complete {
 		return
 	}
-	rows := map[*process]ProcessUse{}
+	rows := make(map[*process]ProcessUse, len(in.Sample.Processes))
+	sharing := make(map[int][]*process, len(g.processes)) // a pid
+	for k, p := range g.processes {
+		sharing[k.pid] = append(sharing[k.pid], p)
+	}
 	for _, row := range in.Sample.Processes {
-		p := g.holder(row.PID, in.Now)
+		p := g.holder(sharing[row.PID], in.Now)
 		if p == nil && facts[row.PID].State == Unreadable {
 			out.Known = false
 			out.Why = fmt.Sprintf("process %d cannot be read", row.PID)
@@ -254,6 +255,7 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 			// Listed, but nobody is there: it exited before we ever saw it.
 			p = &process{procKey: procKey{row.PID, 0}, state: Exited, exitedAt: in.Now, slotIndex: -1}
 			g.processes[p.procKey] = p
+			sharing[row.PID] = []*process{p}
 		}
 		rows[p] = row
 	}
