@@ -8,33 +8,43 @@
 #include "pages.h"
 
 #define SHARDS 64u
-#define FIRST_ENTRIES 64u
+#define FIRST_PLACES 64u
+#define FIRST_ENTRIES 32u
+#define SEGMENTS 22u
 #define SMALL_SHIFT 21 /* small allocations share blocks of 2 MiB */
 #define LOCK_NS UINT64_C(1000000000)
 #define BATCH 64u
 
-/* An open-addressing table: linear probing, at most 3/4 full, holes closed by moving entries
- * back, so that it never needs cleaning. */
+/*
+ * A table is two parts. The entries lie densely in segments that never move, and the one freed
+ * last is used next: a program that allocates and frees stays on a few cache lines however many
+ * blocks live. Beside them an open-addressing index of 8 bytes a place, [hash:32 | entry + 1:32],
+ * linear probing, at most 3/4 full; it alone is touched at random, and is grown and kept free of
+ * holes without looking at an entry.
+ */
 struct entry {
-	uint64_t key; /* 0: empty */
+	uint64_t key;
 	uint64_t bytes;
 	uint64_t owner;
 	int16_t gpu;
 	uint8_t kind;
 	uint8_t used;
+	uint32_t next; /* free: the next free one + 1 */
 };
 
 struct table {
-	struct entry *entries;
-	uint32_t mask; /* entries - 1 */
-	uint32_t count;
+	uint64_t *index;
+	uint32_t mask;    /* places - 1 */
+	uint32_t count;   /* places in use */
+	uint32_t first;   /* free entry + 1 */
+	uint32_t entries; /* ever used */
+	struct entry *segments[SEGMENTS]; /* number k has FIRST_ENTRIES << k entries */
 };
 
 struct shard {
 	uint64_t lock;
 	struct table blocks;
 	struct table small; /* 2 MiB blocks; bytes: how many live in it */
-	uint64_t pad[3];
 };
 
 static struct pages_wiped memory;
@@ -43,87 +53,131 @@ static struct shard *shards(void) { return pages_wiped(&memory, SHARDS * sizeof(
 
 static uint64_t hash_of(uint64_t key)
 {
-	/* Device pointers are multiples of 256 or more: multiply first, then use the high bits. */
+	/* Device pointers share their low and their high bits. */
 	key *= UINT64_C(0x9e3779b97f4a7c15);
+	key ^= key >> 32;
+	key *= UINT64_C(0xd6e8feb86659fd93);
 	return key ^ key >> 32;
 }
 
-static uint32_t home(const struct table *t, uint64_t key) { return (uint32_t)(hash_of(key) >> 6) & t->mask; }
+static uint32_t place_hash(uint64_t hash) { return (uint32_t)(hash >> 32); }
 
-static struct shard *locked(struct shard *all, uint64_t key)
+static struct shard *locked(struct shard *all, uint64_t hash)
 {
-	struct shard *s = &all[hash_of(key) % SHARDS];
+	struct shard *s = &all[hash % SHARDS];
 	return pages_lock(&s->lock, LOCK_NS) ? s : NULL;
 }
 
-static struct entry *find(const struct table *t, uint64_t key)
+static struct entry *entry_at(const struct table *t, uint32_t n)
 {
-	if (t->entries == NULL)
-		return NULL;
-	for (uint32_t i = home(t, key);; i = (i + 1) & t->mask) {
-		struct entry *e = &t->entries[i];
-		if (!e->used)
-			return NULL;
-		if (e->key == key)
-			return e;
+	unsigned k = 31 - (unsigned)__builtin_clz(n / FIRST_ENTRIES + 1);
+	return &t->segments[k][n - ((FIRST_ENTRIES << k) - FIRST_ENTRIES)];
+}
+
+/* The place in the index that holds key; false: none does. */
+static bool find(const struct table *t, uint64_t key, uint64_t hash, uint32_t *place, struct entry **entry)
+{
+	if (t->index == NULL)
+		return false;
+	for (uint32_t i = place_hash(hash) & t->mask;; i = (i + 1) & t->mask) {
+		uint64_t w = t->index[i];
+		if (w == 0)
+			return false;
+		if (w >> 32 != place_hash(hash))
+			continue;
+		struct entry *e = entry_at(t, (uint32_t)w - 1);
+		if (e->key == key) {
+			*place = i;
+			*entry = e;
+			return true;
+		}
 	}
 }
 
-static void insert(struct table *t, const struct entry *fresh)
+static void put_word(uint64_t *index, uint32_t mask, uint64_t w)
 {
-	uint32_t i = home(t, fresh->key);
-	while (t->entries[i].used)
-		i = (i + 1) & t->mask;
-	t->entries[i] = *fresh;
-	t->count++;
+	uint32_t i = (uint32_t)(w >> 32) & mask;
+	while (index[i] != 0)
+		i = (i + 1) & mask;
+	index[i] = w;
 }
 
-static bool grow(struct table *t)
+static bool grow_index(struct table *t)
 {
-	uint64_t n = t->entries == NULL ? FIRST_ENTRIES : 2 * ((uint64_t)t->mask + 1);
+	uint64_t n = t->index == NULL ? FIRST_PLACES : 2 * ((uint64_t)t->mask + 1);
 	if (n > UINT32_MAX / 2)
 		return false;
-	struct table bigger = { pages_private(n * sizeof(struct entry)), (uint32_t)(n - 1), 0 };
-	if (bigger.entries == NULL)
+	uint64_t *bigger = pages_private(n * sizeof bigger[0]);
+	if (bigger == NULL)
 		return false;
-	if (t->entries != NULL) {
+	if (t->index != NULL) {
 		for (uint32_t i = 0; i <= t->mask; i++)
-			if (t->entries[i].used)
-				insert(&bigger, &t->entries[i]);
-		pages_unmap(t->entries, ((uint64_t)t->mask + 1) * sizeof(struct entry));
+			if (t->index[i] != 0)
+				put_word(bigger, (uint32_t)(n - 1), t->index[i]);
+		pages_unmap(t->index, ((uint64_t)t->mask + 1) * sizeof t->index[0]);
 	}
-	*t = bigger;
+	t->index = bigger;
+	t->mask = (uint32_t)(n - 1);
 	return true;
 }
 
-static int add(struct table *t, const struct entry *fresh)
+/* A free entry's number + 1, or 0: no memory. */
+static uint32_t new_entry(struct table *t)
 {
-	struct entry *e = find(t, fresh->key);
-	if (e != NULL) {
+	uint32_t n = t->first;
+	if (n != 0) {
+		t->first = entry_at(t, n - 1)->next;
+		return n;
+	}
+	n = t->entries;
+	unsigned k = 31 - (unsigned)__builtin_clz(n / FIRST_ENTRIES + 1);
+	if (k >= SEGMENTS)
+		return 0;
+	if (t->segments[k] == NULL) {
+		t->segments[k] = pages_private((size_t)(FIRST_ENTRIES << k) * sizeof(struct entry));
+		if (t->segments[k] == NULL)
+			return 0;
+	}
+	t->entries = n + 1;
+	return n + 1;
+}
+
+static int add(struct table *t, const struct entry *fresh, uint64_t hash)
+{
+	struct entry *e;
+	uint32_t place;
+	if (find(t, fresh->key, hash, &place, &e)) {
 		/* The driver gave it out again, so it was freed on a way that we did not see. */
 		*e = *fresh;
 		return 0;
 	}
-	if (t->entries == NULL || t->count >= (t->mask + 1) / 4 * 3) {
-		if (!grow(t))
-			return -ENOMEM;
-	}
-	insert(t, fresh);
+	if ((t->index == NULL || t->count >= (t->mask + 1) / 4 * 3) && !grow_index(t))
+		return -ENOMEM;
+	uint32_t n = new_entry(t);
+	if (n == 0)
+		return -ENOMEM;
+	*entry_at(t, n - 1) = *fresh;
+	put_word(t->index, t->mask, (uint64_t)place_hash(hash) << 32 | n);
+	t->count++;
 	return 0;
 }
 
-static void drop(struct table *t, struct entry *e)
+static void drop(struct table *t, uint32_t hole, struct entry *e)
 {
-	uint32_t hole = (uint32_t)(e - t->entries);
-	for (uint32_t i = (hole + 1) & t->mask; t->entries[i].used; i = (i + 1) & t->mask) {
+	uint32_t n = (uint32_t)t->index[hole];
+	for (uint32_t i = (hole + 1) & t->mask; t->index[i] != 0; i = (i + 1) & t->mask) {
 		/* May it move to the hole, which is not before its home? */
-		if (((i - home(t, t->entries[i].key)) & t->mask) >= ((i - hole) & t->mask)) {
-			t->entries[hole] = t->entries[i];
+		uint32_t home = (uint32_t)(t->index[i] >> 32) & t->mask;
+		if (((i - home) & t->mask) >= ((i - hole) & t->mask)) {
+			t->index[hole] = t->index[i];
 			hole = i;
 		}
 	}
-	t->entries[hole].used = 0;
+	t->index[hole] = 0;
 	t->count--;
+	e->used = 0;
+	e->next = t->first;
+	t->first = n;
 }
 
 static void unpack(const struct entry *e, struct track_block *block)
@@ -137,51 +191,55 @@ static void unpack(const struct entry *e, struct track_block *block)
 
 int track_put(const struct track_block *block)
 {
-	struct entry fresh = { block->pointer, block->bytes, block->owner, block->gpu, block->kind, 1 };
+	struct entry fresh = { block->pointer, block->bytes, block->owner, block->gpu, block->kind, 1, 0 };
+	uint64_t hash = hash_of(fresh.key);
 	struct shard *all = shards();
-	struct shard *s = all != NULL ? locked(all, fresh.key) : NULL;
+	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
 		return -ENOMEM;
-	int r = add(&s->blocks, &fresh);
+	int r = add(&s->blocks, &fresh, hash);
 	pages_unlock(&s->lock);
 	return r;
 }
 
 bool track_take(uint64_t pointer, struct track_block *block)
 {
+	struct entry *e;
+	uint32_t place;
+	uint64_t hash = hash_of(pointer);
 	struct shard *all = shards();
-	struct shard *s = all != NULL ? locked(all, pointer) : NULL;
+	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
 		return false;
-	struct entry *e = find(&s->blocks, pointer);
-	if (e != NULL) {
+	bool found = find(&s->blocks, pointer, hash, &place, &e);
+	if (found) {
 		unpack(e, block);
-		drop(&s->blocks, e);
+		drop(&s->blocks, place, e);
 	}
 	pages_unlock(&s->lock);
-	return e != NULL;
+	return found;
 }
 
-/* Removes up to BATCH of an owner's blocks, from entry *at on. */
+/* Removes up to BATCH of an owner's blocks, from entry *at on; *at is UINT32_MAX at the end. */
 static unsigned take_batch(struct shard *s, uint64_t owner, uint32_t *at, struct track_block out[BATCH])
 {
 	struct table *t = &s->blocks;
 	unsigned n = 0;
-	if (!pages_lock(&s->lock, LOCK_NS)) {
-		*at = UINT32_MAX;
-		return 0;
-	}
 	uint32_t i = *at;
-	while (t->entries != NULL && i <= t->mask && n < BATCH) {
-		struct entry *e = &t->entries[i];
-		if (e->used && e->owner == owner) {
-			unpack(e, &out[n++]);
-			drop(t, e); /* may have moved another one here */
-		} else {
-			i++;
-		}
+	*at = UINT32_MAX;
+	if (!pages_lock(&s->lock, LOCK_NS))
+		return 0;
+	for (; i < t->entries && n < BATCH; i++) {
+		struct entry *e = entry_at(t, i), *found;
+		uint32_t place;
+		if (!e->used || e->owner != owner)
+			continue;
+		unpack(e, &out[n++]);
+		if (find(t, e->key, hash_of(e->key), &place, &found))
+			drop(t, place, found);
 	}
-	*at = t->entries == NULL || i > t->mask ? UINT32_MAX : i;
+	if (i < t->entries)
+		*at = i;
 	pages_unlock(&s->lock);
 	return n;
 }
@@ -193,18 +251,12 @@ void track_take_owner(uint64_t owner, void (*fn)(const struct track_block *, voi
 	if (all == NULL)
 		return;
 	for (unsigned k = 0; k < SHARDS; k++) {
-		bool again;
-		do {
-			/* Removals move entries towards lower places, also past where a batch ended: until a
-			 * whole pass finds none. */
-			again = false;
-			for (uint32_t at = 0; at != UINT32_MAX;) {
-				unsigned n = take_batch(&all[k], owner, &at, out);
-				again = again || n > 0;
-				for (unsigned i = 0; i < n; i++)
-					fn(&out[i], arg);
-			}
-		} while (again);
+		/* Entries do not move, so one pass finds all. */
+		for (uint32_t at = 0; at != UINT32_MAX;) {
+			unsigned n = take_batch(&all[k], owner, &at, out);
+			for (unsigned i = 0; i < n; i++)
+				fn(&out[i], arg);
+		}
 	}
 }
 
@@ -215,15 +267,16 @@ static uint64_t small_key(int gpu, uint64_t pointer)
 
 bool track_small_enter(int gpu, uint64_t pointer)
 {
-	struct entry fresh = { small_key(gpu, pointer), 1, 0, 0, 0, 1 };
+	struct entry fresh = { small_key(gpu, pointer), 1, 0, 0, 0, 1, 0 }, *e;
+	uint32_t place;
+	uint64_t hash = hash_of(fresh.key);
 	struct shard *all = shards();
-	struct shard *s = all != NULL ? locked(all, fresh.key) : NULL;
+	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
 		return true; /* over-counted, never under-counted */
-	struct entry *e = find(&s->small, fresh.key);
-	bool first = e == NULL;
+	bool first = !find(&s->small, fresh.key, hash, &place, &e);
 	if (first)
-		(void)add(&s->small, &fresh); /* without memory it stays charged */
+		(void)add(&s->small, &fresh, hash); /* without memory it stays charged */
 	else
 		e->bytes++;
 	pages_unlock(&s->lock);
@@ -232,15 +285,16 @@ bool track_small_enter(int gpu, uint64_t pointer)
 
 bool track_small_leave(int gpu, uint64_t pointer)
 {
-	uint64_t key = small_key(gpu, pointer);
+	struct entry *e;
+	uint32_t place;
+	uint64_t key = small_key(gpu, pointer), hash = hash_of(key);
 	struct shard *all = shards();
-	struct shard *s = all != NULL ? locked(all, key) : NULL;
+	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
 		return false;
-	struct entry *e = find(&s->small, key);
-	bool last = e != NULL && --e->bytes == 0;
+	bool last = find(&s->small, key, hash, &place, &e) && --e->bytes == 0;
 	if (last)
-		drop(&s->small, e);
+		drop(&s->small, place, e);
 	pages_unlock(&s->lock);
 	return last;
 }
