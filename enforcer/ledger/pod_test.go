@@ -640,6 +640,12 @@ func TestSnapshot(t *testing.T) {
 	if _, ok := g.PeakDuring(42); ok {
 		t.Error("PeakDuring(42) found something")
 	}
+	if diff := cmp.Diff(map[uint64]uint64{40: 300 * UnitBytes, 41: 1 << 20}, g.Peaks(41)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[uint64]uint64{41: 1 << 20}, g.Peaks(42)); diff != "" {
+		t.Error(diff)
+	}
 	// A hint that shrinks hides nothing that was seen.
 	w.m.store(headerHighSlot, 0)
 	if s, err = p.Ledger().Snapshot(); err != nil || len(s.Slots) != 1 {

@@ -128,6 +128,18 @@ func (g *SlotGPU) PeakDuring(n uint64) (bytes uint64, ok bool) {
 	return p.Bytes, true
 }
 
+// Peaks are both peaks by the number of their sample, where they are of the newest number or the
+// one before it; older ones say nothing any more.
+func (g *SlotGPU) Peaks(newest uint64) map[uint64]uint64 {
+	peaks := make(map[uint64]uint64, 2)
+	for _, n := range [...]uint64{newest - 1, newest} {
+		if b, ok := g.PeakDuring(n); ok {
+			peaks[n] = b
+		}
+	}
+	return peaks
+}
+
 // SlotEvents are what a process says happened to it.
 type SlotEvents struct {
 	Max    uint64 `json:"max"`    // refused: own limit

@@ -99,7 +99,8 @@ type SlotFact struct {
 	ManagedBytes uint64
 	SwapBytes    uint64
 	// PeakBytes is the greatest device charge by sample number, for the numbers that the slot
-	// was touched in (at most the newest and the one before).
+	// was touched in (at most the newest of the limits page and the one before, also if that is
+	// newer than this sample's).
 	PeakBytes map[uint64]uint64
 }
 

@@ -241,6 +241,22 @@ func TestExcessPeakBetweenSamples(t *testing.T) {
 	}
 }
 
+// TestExcessWhileAnotherGPUIsSampled: the number has grown while this GPU's answer was awaited.
+func TestExcessWhileAnotherGPUIsSampled(t *testing.T) {
+	w := newWorld(t, container("a", 8*gib))
+	p := w.shimmed(1, "a", 4*gib)
+	w.steps(3)
+	p.slot.DeviceBytes = gib
+	for range 3 {
+		p.slot.PeakBytes = map[uint64]uint64{w.number + 2: 4 * gib} // freed during a later number
+		w.step()
+		w.number++
+		if w.excess("a") != 0 {
+			t.Fatalf("excess %d", w.excess("a"))
+		}
+	}
+}
+
 func TestExcessOverflow(t *testing.T) {
 	w := newWorld(t, container("a", 8*gib))
 	w.bare(1, "a", gib)

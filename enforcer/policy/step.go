@@ -361,9 +361,9 @@ func (s *slot) take(f *SlotFact, number uint64, began time.Duration, cfg Config)
 	}
 	s.note(number, charged(f.DeviceBytes), open)
 	for n, b := range f.PeakBytes {
-		if n == number {
-			s.note(n, charged(b), open)
-		} else if n < number {
+		if n >= number { // later: other GPUs were sampled while this answer was awaited
+			s.note(number, charged(b), open)
+		} else {
 			s.note(n, charged(b), began)
 		}
 	}
