@@ -10,6 +10,7 @@
  */
 #include <dlfcn.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "objects.h"
 #include "real.h"
@@ -24,6 +25,8 @@ struct decision gpufence_decide_dlvsym(void *handle, const char *name, const cha
 
 typedef void *fn_dlsym(void *, const char *);
 typedef void *fn_dlvsym(void *, const char *, const char *);
+extern fn_dlsym gpufence_dlsym;
+extern fn_dlvsym gpufence_dlvsym;
 
 static uintptr_t next_dlsym, next_dlvsym;
 
@@ -86,10 +89,25 @@ static __attribute__((noinline)) struct decision decide(const struct question *q
 		forget_error();
 		return give(hook);
 	}
-	/* Others than the driver's, after us: from there, "next" is not what it is from here. */
-	if (answer != 0 && handle == RTLD_NEXT && !objects_before_us(at))
-		return jump(q);
+	/* Somebody else's, after us. From there, "next" is not what it is from here. */
+	if (answer != 0 && handle == RTLD_NEXT && !objects_before_us(at)) {
+		if (objects_next_library(at, q->name) != table[row].library)
+			return jump(q);
+		real_refresh(table[row].library);
+		return give(hook);
+	}
 	return give(answer);
+}
+
+/*
+ * A wrapper of dlsym that was loaded in front of us finds the next one by the version of the C
+ * library's, and we have none. Without this it would go past us.
+ */
+static __attribute__((noinline)) struct decision decide_next(const struct question *q, uintptr_t ours, uintptr_t next_one, void *handle, void *caller)
+{
+	if (!objects_before_us((uintptr_t)caller) || ask(q, handle) != next_one)
+		return jump(q);
+	return give(ours);
 }
 
 struct decision gpufence_decide_dlsym(void *handle, const char *name, void *caller)
@@ -105,7 +123,13 @@ struct decision gpufence_decide_dlvsym(void *handle, const char *name, const cha
 {
 	struct question q = { name, version, next(&next_dlvsym, "dlvsym") };
 	int row;
-	if (__builtin_expect(q.function == 0 || name == NULL || version == NULL || (row = table_find(name)) < 0, 1))
+	if (q.function == 0 || name == NULL || version == NULL)
+		return jump(&q);
+	if (strcmp(name, "dlsym") == 0)
+		return decide_next(&q, (uintptr_t)&gpufence_dlsym, next(&next_dlsym, name), handle, caller);
+	if (strcmp(name, "dlvsym") == 0)
+		return decide_next(&q, (uintptr_t)&gpufence_dlvsym, q.function, handle, caller);
+	if ((row = table_find(name)) < 0)
 		return jump(&q);
 	return decide(&q, row, handle, caller);
 }

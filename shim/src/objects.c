@@ -83,6 +83,7 @@ struct order {
 	bool passed; /* the caller */
 	bool before; /* the caller comes before us */
 	bool defined;
+	int library;
 };
 
 static bool follow_order(const struct object *o, void *arg)
@@ -111,6 +112,25 @@ bool objects_define_between(uintptr_t caller, const char *name)
 	struct order order = { .caller = caller, .name = name };
 	objects_visit(follow_order, &order);
 	return order.before && order.defined;
+}
+
+static bool follow_next(const struct object *o, void *arg)
+{
+	struct order *order = arg;
+	if (order->passed && o->view.dynamic != _DYNAMIC && elf_symbol(&o->view, order->name) != 0) {
+		order->library = o->library;
+		return true;
+	}
+	if (object_holds(o, order->caller))
+		order->passed = true;
+	return false;
+}
+
+int objects_next_library(uintptr_t caller, const char *name)
+{
+	struct order order = { .caller = caller, .name = name, .library = -1 };
+	objects_visit(follow_next, &order);
+	return order.library;
 }
 
 /* Dependencies as a graph over the loader's list; an object's number is its place in it. */

@@ -35,6 +35,10 @@ bool objects_before_us(uintptr_t caller);
 /* Says whether an object after caller's and before this one defines name. */
 bool objects_define_between(uintptr_t caller, const char *name);
 
+/* The library of the first object after caller's, this one left out, that defines name; -1: it is
+ * none of the driver's, or there is none. */
+int objects_next_library(uintptr_t caller, const char *name);
+
 /* Says whether the object at caller needs the driver's library, directly or through others. */
 bool objects_need(uintptr_t caller, enum table_library library);
 

@@ -2,7 +2,8 @@
 /*
  * thunk.S: the entry points dlsym and dlvsym. Each asks its gpufence_decide_* (dlsym.c) with the
  * caller's return address as last argument and gets two words: jump there, if the second is not
- * 0, with arguments, stack and return address as they came; else return the first.
+ * 0, with arguments, stack and return address as they came; else return the first. gpufence_dlsym
+ * and gpufence_dlvsym are the same by names that no other library can take.
  */
 #if defined(__CET__) && defined(__x86_64__)
 #include <cet.h>
@@ -44,6 +45,9 @@
 1:	ret
 	.cfi_endproc
 	.size	\name, .-\name
+	.globl	gpufence_\name
+	.hidden	gpufence_\name
+	.set	gpufence_\name, \name
 	.endm
 
 	THUNK dlsym, gpufence_decide_dlsym, rdx
@@ -85,6 +89,9 @@
 	ret
 	.cfi_endproc
 	.size	\name, .-\name
+	.globl	gpufence_\name
+	.hidden	gpufence_\name
+	.set	gpufence_\name, \name
 	.endm
 
 	THUNK dlsym, gpufence_decide_dlsym, x2
