@@ -34,7 +34,7 @@ static struct shared {
 } *shared;
 
 static struct builder builders[2];
-static double seconds = 2;
+static double seconds = 1;
 static int (*reserve)(uint64_t bytes);
 static void (*release)(uint64_t bytes);
 
