@@ -72,19 +72,13 @@ static bool path_of(char path[PAGES_PATH_MAX], const char *name)
 	return pages_path(path, __atomic_load_n(&pages_dir, __ATOMIC_ACQUIRE), name);
 }
 
-/* The process with its limits page open, or NULL. Opens it at the first call. */
-static struct process *opened(bool open)
+/* Opens the limits page, unless another thread has, or there is none. */
+__attribute__((noinline)) static bool open_limits(struct process *p)
 {
 	char path[PAGES_PATH_MAX];
-	struct process *p = process();
-	if (p == NULL)
-		return NULL;
+	if (word_load_acquire(&p->open) == OPEN_NONE || !pages_lock(&p->opening, LOCAL_WAIT_NS))
+		return false;
 	uint64_t state = word_load_acquire(&p->open);
-	if (state == OPEN_DONE)
-		return p;
-	if (state == OPEN_NONE || !open || !pages_lock(&p->opening, LOCAL_WAIT_NS))
-		return NULL;
-	state = word_load_acquire(&p->open);
 	if (state == OPEN_NOT) {
 		int r = path_of(path, GPUFENCE_LIMITS_NAME) ? limits_open(&p->limits, path) : -ENOENT;
 		/* What may pass (no descriptor left, no memory) is tried again at the next call: it
@@ -96,7 +90,18 @@ static struct process *opened(bool open)
 		word_store(&p->open, state);
 	}
 	pages_unlock(&p->opening);
-	return state == OPEN_DONE ? p : NULL;
+	return state == OPEN_DONE;
+}
+
+/* The process with its limits page open, or NULL. */
+static struct process *opened(bool open)
+{
+	struct process *p = process();
+	if (p == NULL)
+		return NULL;
+	if (__builtin_expect(word_load_acquire(&p->open) == OPEN_DONE, 1))
+		return p;
+	return open && open_limits(p) ? p : NULL;
 }
 
 static uint32_t slot_of(uint64_t registration) { return (uint32_t)(registration >> 48); }
@@ -248,7 +253,7 @@ static void move_to(struct process *p, uint64_t old, uint32_t slot, uint32_t gen
 
 /* Registers this process anew, unless another thread has replaced the registration since. False:
  * another thread is at it for too long. */
-static bool register_again(struct process *p, uint64_t replaced)
+__attribute__((noinline)) static bool register_again(struct process *p, uint64_t replaced)
 {
 	if (!pages_lock(&p->registering, LOCAL_WAIT_NS))
 		return false;
@@ -431,9 +436,24 @@ static uint64_t random_below(uint64_t n)
 	return x % n;
 }
 
-/* Near the limit. Two that announce together may both withdraw: step aside, then one by one. */
-static int reserve_slowly(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
+/* Whether it does not fit beside what this process itself holds, whatever the others do. */
+static bool hopeless(struct process *p, unsigned gpu, uint64_t units)
 {
+	struct limits_gpu limit;
+	if (!limits_read(&p->limits, gpu, &limit))
+		return false;
+	units += private_sum(p, gpu).container_units;
+	return above(units, limit.excess_bytes, limit.max_bytes) || above(units, limit.pod_excess_bytes, limit.pod_max_bytes);
+}
+
+/* Near the limit. Two that announce together may both withdraw: step aside, then one by one. */
+__attribute__((noinline)) static int reserve_slowly(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
+{
+	if (hopeless(p, gpu, units)) {
+		if (slot_of(word_load_acquire(&p->registration)) != SLOT_PRIVATE)
+			ledger_request_reclaim(&p->ledger);
+		return -ENOMEM;
+	}
 	for (int i = 0; i < BACKOFFS; i++) {
 		if (i == 0) {
 			for (uint64_t n = random_below(64); n > 0; n--)

@@ -5,10 +5,13 @@
  * missing (then nothing is charged and nothing is refused; the node enforcer sees that).
  *
  * A GPU is named by its entry in the limits page: 0..GPUFENCE_GPUS-1, or -1 where nothing holds
- * for it (no pages, not this container's, not fenced). Every function takes -1 and then does
- * nothing.
+ * for it (no pages, not this container's). Every function takes -1 and then does nothing. What is
+ * present but not fenced (observe mode) is charged and never refused. The number holds for the
+ * life of the pod, also in a fork child; -1 may become a number later.
  *
- * Locks: none is held when a function returns, none is waited for without a deadline (50 ms).
+ * Locks: none is held when a function returns, none is waited for without a deadline: 50 ms for
+ * those that other processes hold; 1 s for another thread of this process that is just opening
+ * the pages or registering.
  */
 #ifndef GPUFENCE_ACCOUNT_H
 #define GPUFENCE_ACCOUNT_H

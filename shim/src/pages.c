@@ -76,10 +76,28 @@ bool pages_lock(uint64_t *lock, uint64_t deadline_ns)
 	}
 }
 
+#define HUGE_BYTES ((size_t)2 << 20)
+
+/* Aligned, so that the kernel may back it by huge pages: what is this big is looked up at random. */
+static void *map_huge(size_t size)
+{
+	char *m = mmap(NULL, size + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (m == MAP_FAILED)
+		return MAP_FAILED;
+	size_t before = -(uintptr_t)m & (HUGE_BYTES - 1);
+	if (before > 0)
+		munmap(m, before);
+	munmap(m + before + size, HUGE_BYTES - before);
+	madvise(m + before, size, MADV_HUGEPAGE);
+	return m + before;
+}
+
 void *pages_private(size_t size)
 {
 	int kept = errno;
-	void *m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *m = size >= HUGE_BYTES && size < SIZE_MAX / 2 && size % HUGE_BYTES == 0 ?
+			  map_huge(size) :
+			  mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (m == MAP_FAILED)
 		m = NULL;
 	else

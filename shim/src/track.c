@@ -7,7 +7,7 @@
 
 #include "pages.h"
 
-#define SHARDS 64u
+#define SHARDS 8u
 #define FIRST_PLACES 64u
 #define FIRST_ENTRIES 32u
 #define SEGMENTS 22u

@@ -22,13 +22,13 @@
 #define WORKERS 16
 #define MIB (UINT64_C(1) << 20)
 #define MAX (256 * MIB)
-#define BUCKETS 64 /* 8 an octave from 64 ns on would be finer than the clock deserves: 4 */
+#define BUCKETS 128 /* two for each power of two of nanoseconds */
 #define HANG_NS UINT64_C(20000000000)
 
 static struct shared {
 	uint64_t reserves, refusals;
 	uint64_t longest_wall_ns, longest_cpu_ns;
-	uint64_t histogram[BUCKETS * 2];
+	uint64_t histogram[BUCKETS];
 	uint64_t busy_since_ns[WORKERS]; /* 0: not in a call */
 	uint64_t done[WORKERS];
 } *shared;
@@ -142,7 +142,7 @@ static void end(pid_t pid, bool reclaim)
 static void fuzz(uint32_t slots, double duration, bool away)
 {
 	pid_t pid[WORKERS];
-	uint64_t state = (uint64_t)time(NULL), begin = clock_ns(CLOCK_MONOTONIC), last_kill = begin;
+	uint64_t state = (uint64_t)time(NULL), begin = clock_ns(CLOCK_MONOTONIC);
 	limits_stale_ns = away ? UINT64_C(200000000) : GPUFENCE_STALE_NS;
 	builder_init(&b, &(struct builder_options){ .slots = slots });
 	builder_limit(&b, MAX, MAX);
@@ -157,9 +157,6 @@ static void fuzz(uint32_t slots, double duration, bool away)
 			if (since != 0 && now > since && now - since > HANG_NS)
 				unit_fail("worker %u is in a reserve for 20 s", i);
 		}
-		if (now - last_kill > UINT64_C(60000000000))
-			unit_fail("the fuzzer itself hangs");
-		last_kill = now;
 		unsigned i = (unsigned)(next(&state) % WORKERS);
 		end(pid[i], !away);
 		kills++;
@@ -194,9 +191,9 @@ static void fuzz(uint32_t slots, double duration, bool away)
 static void report(void)
 {
 	uint64_t total = 0, seen = 0, p50 = 0, p99 = 0;
-	for (unsigned i = 0; i < BUCKETS * 2; i++)
+	for (unsigned i = 0; i < BUCKETS; i++)
 		total += shared->histogram[i];
-	for (unsigned i = 0; i < BUCKETS * 2; i++) {
+	for (unsigned i = 0; i < BUCKETS; i++) {
 		seen += shared->histogram[i];
 		if (p50 == 0 && seen * 2 >= total)
 			p50 = bucket_ns(i);
