@@ -177,7 +177,7 @@ func (d *Daemon) tryPrepare(req api.PrepareRequest) (resp api.PrepareResponse, r
 	if err == nil && req.Privileged && grant.Limited() {
 		if pol.PrivilegedRefuse[req.Key.Engine] {
 			err = quota.NewError(quota.CodePrivileged, "the container could switch its fences off (privileged, host pid namespace, CAP_SYS_ADMIN or CAP_BPF)").
-				WithHint("run it without, or set privileged = \"report\" in [accept.%s]", req.Key.Engine)
+				WithHint("run it without, or set %s = \"report\" in [privileged]", req.Key.Engine)
 		} else {
 			notices = append(notices, "the container could switch its fences off (privileged, host pid namespace, CAP_SYS_ADMIN or CAP_BPF)")
 		}
