@@ -1,11 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# library.sh LIBRARY MAP: what every process of a container gets must be small and silent:
+# library.sh LIBRARY MAP OBJECTS: what every process of a container gets must be small and silent:
 # exactly the names of the map, nothing newer than glibc 2.17, no constructor, no public dlsym,
 # nothing that prints or exits, no thread-local storage to speak of, a jump in dlsym.
 set -eu
 library=$1
 map=$2
+objects=$3
 failed=0
 result() { # name, what is wrong (empty: nothing)
 	if [ -z "$2" ]; then
@@ -43,6 +44,9 @@ result "is bound at load, read-only after it, never unloaded" \
 	"$(readelf -dW "$library" | grep -q 'FLAGS_1.*NOW.*NODELETE' || echo flags; readelf -lW "$library" | grep -q GNU_RELRO || echo relro)"
 result "has no writable and executable memory, no executable stack" \
 	"$(readelf -lW "$library" | awk '$1 == "LOAD" && /RWE/ {print}; $1 == "GNU_STACK" && /E *0x/ {print}')"
+result "dlsym calls nothing that another library may have taken" \
+	"$(for o in dlsym objects elf_view table thunk; do nm -u "$objects/$o".?.o; done | awk '{print $2}' |
+		grep -Evx 'dl_iterate_phdr|_r_debug|__stack_chk_fail|_DYNAMIC|_GLOBAL_OFFSET_TABLE_|(objects|elf|real|table|hook|gpufence)_.*|table' || true)"
 tls=$(readelf -lW "$library" | awk '$1 == "TLS" {print $6}')
 result "has at most 16 bytes of thread-local storage" "$([ -z "$tls" ] || [ $((tls)) -le 16 ] || echo "$tls")"
 for entry in dlsym dlvsym; do

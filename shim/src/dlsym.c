@@ -10,10 +10,10 @@
  */
 #include <dlfcn.h>
 #include <stdbool.h>
-#include <string.h>
 
 #include "objects.h"
 #include "real.h"
+#include "text.h"
 
 struct decision {
 	void *answer;
@@ -125,9 +125,9 @@ struct decision gpufence_decide_dlvsym(void *handle, const char *name, const cha
 	int row;
 	if (q.function == 0 || name == NULL || version == NULL)
 		return jump(&q);
-	if (strcmp(name, "dlsym") == 0)
+	if (text_equal(name, "dlsym"))
 		return decide_next(&q, (uintptr_t)&gpufence_dlsym, next(&next_dlsym, name), handle, caller);
-	if (strcmp(name, "dlvsym") == 0)
+	if (text_equal(name, "dlvsym"))
 		return decide_next(&q, (uintptr_t)&gpufence_dlvsym, q.function, handle, caller);
 	if ((row = table_find(name)) < 0)
 		return jump(&q);

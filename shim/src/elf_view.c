@@ -2,7 +2,8 @@
 #include "elf_view.h"
 
 #include <elf.h>
-#include <string.h>
+
+#include "text.h"
 
 #define WORD_BITS (8 * sizeof(ElfW(Addr)))
 
@@ -79,7 +80,7 @@ static uintptr_t find_gnu(const struct elf_view *o, const struct tables *t, cons
 		return 0;
 	for (;; i++) {
 		uint32_t h = g.chain[i - g.first];
-		if ((h | 1) == (hash | 1) && strcmp(t->strings + t->symbols[i].st_name, name) == 0) {
+		if ((h | 1) == (hash | 1) && text_equal(t->strings + t->symbols[i].st_name, name)) {
 			uintptr_t found = value(o, &t->symbols[i]);
 			if (found != 0)
 				return found;
@@ -101,7 +102,7 @@ static uintptr_t find_sysv(const struct elf_view *o, const struct tables *t, con
 		return 0;
 	const uint32_t *chain = t->hash + 2 + buckets_count;
 	for (uint32_t i = t->hash[2 + hash % buckets_count]; i != STN_UNDEF; i = chain[i]) {
-		if (strcmp(t->strings + t->symbols[i].st_name, name) != 0)
+		if (!text_equal(t->strings + t->symbols[i].st_name, name))
 			continue;
 		uintptr_t found = value(o, &t->symbols[i]);
 		if (found != 0)

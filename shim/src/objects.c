@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "objects.h"
 
-#include <string.h>
+#include "text.h"
 
 static bool named(const char *path, const char *library)
 {
-	const char *last = path == NULL ? NULL : strrchr(path, '/');
-	const char *file = last == NULL ? path : last + 1;
-	size_t n = strlen(library);
-	return file != NULL && strncmp(file, library, n) == 0 && (file[n] == 0 || file[n] == '.');
+	const char *rest = path == NULL ? NULL : text_after(text_file(path), library);
+	return rest != NULL && (*rest == 0 || *rest == '.');
 }
 
 static int library_of(const char *name, const char *soname)
@@ -40,10 +38,28 @@ static int visit_one(struct dl_phdr_info *info, size_t size, void *arg)
 	return v->call(&o, v->arg);
 }
 
+typedef int fn_dl_iterate_phdr(int (*)(struct dl_phdr_info *, size_t, void *), void *);
+
+/* The C library's own: sanitizers and some programs define one too, and ask dlsym for this. */
+static fn_dl_iterate_phdr *iterate(void)
+{
+	static uintptr_t known;
+	uintptr_t address = __atomic_load_n(&known, __ATOMIC_RELAXED);
+	for (const struct link_map *m = _r_debug.r_map; address == 0 && m != NULL; m = m->l_next) {
+		struct elf_view view = { m->l_addr, m->l_ld };
+		const char *soname = elf_soname(&view);
+		if (soname == NULL || !text_equal(soname, "libc.so.6"))
+			continue;
+		address = elf_symbol(&view, "dl_iterate_phdr");
+		__atomic_store_n(&known, address, __ATOMIC_RELAXED);
+	}
+	return address != 0 ? (fn_dl_iterate_phdr *)address : dl_iterate_phdr;
+}
+
 bool objects_visit(bool (*call)(const struct object *, void *), void *arg)
 {
 	struct visit v = { call, arg };
-	return dl_iterate_phdr(visit_one, &v) != 0;
+	return iterate()(visit_one, &v) != 0;
 }
 
 bool object_holds(const struct object *o, uintptr_t address)
@@ -157,10 +173,9 @@ static bool follow(const struct object *o, void *arg)
 	struct search *s = arg;
 	unsigned int number = s->number++;
 	const char *soname = elf_soname(&o->view);
-	const char *last = strrchr(o->name, '/');
 	if (number >= OBJECTS_MAX)
 		return true;
-	if ((soname == NULL || strcmp(soname, s->needed) != 0) && strcmp(last == NULL ? o->name : last + 1, s->needed) != 0)
+	if ((soname == NULL || !text_equal(soname, s->needed)) && !text_equal(text_file(o->name), s->needed))
 		return false;
 	if ((s->graph->seen[number / 8] & (1u << number % 8)) == 0) {
 		s->graph->seen[number / 8] |= (uint8_t)(1u << number % 8);
@@ -209,8 +224,7 @@ bool objects_need(uintptr_t caller, enum table_library library)
 
 /*
  * The loader's list without its lock: what is looked for was there when the program started,
- * at the head of a list that only grows at its tail. dl_iterate_phdr would do, if programs did
- * not define it themselves and ask dlsym for the true one.
+ * at the head of a list that only grows at its tail.
  */
 uintptr_t objects_next(const char *name)
 {

