@@ -265,3 +265,120 @@ type Error struct {
 	Code    string `json:"code"`    // E1203
 	Message string `json:"message"` // the sentence, without prefix and code
 }
+
+// ApplyRequest is POST /v1/apply: the annotations of pods as their manifests are now, for the
+// containers of these pods that run. What the annotations say of memory.max becomes the limit; a
+// key that cannot change while a container runs is an error of that pod.
+type ApplyRequest struct {
+	Pods  []ApplyPod `json:"pods"`
+	Force bool       `json:"force,omitempty"`
+	// Wait asks for the answer only when every resize is done or has failed.
+	Wait           bool  `json:"wait,omitempty"`
+	DeadlineMillis int64 `json:"deadline_millis,omitempty"` // as in [SetRequest]
+}
+
+// ApplyPod names a pod and carries its annotations, all or only those that we read. An empty UID
+// means whichever pod of that name runs.
+type ApplyPod struct {
+	Namespace   string            `json:"namespace"`
+	Name        string            `json:"name"`
+	UID         string            `json:"uid,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// ApplyResponse has one entry for each pod of the request, in its order.
+type ApplyResponse struct {
+	Pods []AppliedPod `json:"pods"`
+}
+
+// AppliedPod is what became of one pod: what changed (nothing, if it was so already), or why not.
+type AppliedPod struct {
+	Namespace string          `json:"namespace"`
+	Name      string          `json:"name"`
+	Resizes   []AppliedResize `json:"resizes,omitempty"`
+	Notices   []string        `json:"notices,omitempty"`
+	Error     *Error          `json:"error,omitempty"`
+}
+
+// AppliedResize is a resize of the pod, or of one of its containers.
+type AppliedResize struct {
+	Container string `json:"container,omitempty"` // empty: the pod's limit
+	Resize
+}
+
+// Node is GET /v1/node: what gpufenced says of itself.
+type Node struct {
+	Version Version   `json:"version"`
+	Started time.Time `json:"started"`
+	// Switch is what an administrator has set: running, quiesced or disabled.
+	Switch Switch `json:"switch"`
+	Mode   string `json:"mode"` // of the node's policy: enforce, warn, observe
+	// Level is the strongest that a container may rely on here now; Fences say why.
+	Level  string     `json:"level"`
+	Fences []Fence    `json:"fences"`
+	Health Health     `json:"health"`
+	Config ConfigInfo `json:"config"`
+	// Cgroups is how the node mounts them: v1, v2 or hybrid.
+	Cgroups string `json:"cgroups"`
+	RunDir  string `json:"run_dir"`
+	// Problems are what gpufenced could not do and has not done since.
+	Problems   []Problem `json:"problems,omitempty"`
+	Containers int       `json:"containers"` // that run
+	GPUs       int       `json:"gpus"`
+	LastEvent  uint64    `json:"last_event"` // number of the journal's newest
+	// Drift are configurations of engines that were right and are not any more.
+	Drift []string `json:"drift,omitempty"`
+}
+
+// Problem is something that does not work, since when.
+type Problem struct {
+	About string    `json:"about"`
+	Error string    `json:"error"`
+	Since time.Time `json:"since"`
+}
+
+// Switch is the position of the node's switch, who put it there and why.
+type Switch struct {
+	// Position is running; quiesced: NVML is let go and starts are refused; disabled: nothing is
+	// enforced, starts pass without a limit.
+	Position string     `json:"position"`
+	Reason   string     `json:"reason,omitempty"`
+	Since    *time.Time `json:"since,omitempty"`
+}
+
+// The positions of a [Switch].
+const (
+	SwitchRunning  = "running"
+	SwitchQuiesced = "quiesced"
+	SwitchDisabled = "disabled"
+)
+
+// SwitchRequest is POST /v1/quiesce, /v1/resume and /v1/disable; each answers with the [Switch].
+type SwitchRequest struct {
+	Reason string `json:"reason,omitempty"` // disable needs one
+}
+
+// ConfigInfo is which node policy is in force.
+type ConfigInfo struct {
+	Path   string    `json:"path"`
+	Loaded time.Time `json:"loaded"`
+	// LastGood is where the copy of what is in force lies.
+	LastGood string `json:"last_good,omitempty"`
+	// FromLastGood: the file was wrong when gpufenced started, so the copy is in force.
+	FromLastGood bool `json:"from_last_good,omitempty"`
+	// Error is why the file as it is now is not in force.
+	Error *Error `json:"error,omitempty"`
+	// NeedRestart are keys whose new value waits for a restart of gpufenced.
+	NeedRestart []string `json:"need_restart,omitempty"`
+}
+
+// ReloadRequest is POST /v1/reload. It has nothing to say yet.
+type ReloadRequest struct{}
+
+// Health is GET /healthz and GET /readyz, of which the status is 503 if not OK.
+type Health struct {
+	// Live: the sampling goes on. Ready: containers with a GPU can start.
+	Live  bool   `json:"live"`
+	Ready bool   `json:"ready"`
+	Why   string `json:"why,omitempty"`
+}
