@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpufence/gpufence/tests/simgpu/simtest"
 )
 
@@ -167,14 +169,41 @@ func TestVariantsThatMatter(t *testing.T) {
 	}
 }
 
-// The library exports its entry points, cuGetProcAddress's per-thread twin, and nothing else.
+// The table is what the checked-in list of all functions says.
+func TestEntriesAreTheList(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "shim", "cuda-functions.tsv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []entry
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(f) != 4 {
+			t.Fatalf("read %q: %d fields", line, len(f))
+		}
+		version, err := strconv.Atoi(f[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, entry{f[0], version, f[3] != "-", f[1]})
+	}
+	if d := cmp.Diff(want, readEntries(t), cmp.AllowUnexported(entry{})); d != "" {
+		t.Errorf("run headers/functions.py --entries (-list +table):\n%s", d)
+	}
+}
+
+// The library exports its entry points, and nothing else.
 func TestExports(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "nm", "-D", "--defined-only", "--format=posix", simtest.Dist(t, "simgpu/libcuda.so.1")).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]bool{"cuGetProcAddress_v2_ptsz": true}
+	want := map[string]bool{}
 	for _, e := range readEntries(t) {
 		want[e.symbol] = true
 	}

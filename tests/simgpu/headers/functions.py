@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print what functions a CUDA driver has, read from NVIDIA's headers.
 
-usage: functions.py DIR...     (each DIR holds cuda.h and cudaTypedefs.h of one CUDA version)
+usage: functions.py DIR...                (each DIR holds cuda.h and cudaTypedefs.h of one CUDA version)
+       functions.py --entries LIST        (what the former printed, as the table of the simulated libcuda)
 
 One line a variant, separated by tabs:
     base name    what cuGetProcAddress is asked for
@@ -113,7 +114,35 @@ def main(folders):
         print("%s\t%s\t%d\t%s" % (base, symbol, v, stream))
 
 
+ENTRIES = """\
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * entry.def: every entry point that CUDA drivers have had, for cuGetProcAddress, for those that
+ * the simulated libcuda.so.1 does not act on (unsupported.c), and for the tests. One line a variant:
+ *
+ *   ENTRY(name that is asked for, CUDA version that brought the variant, default stream,
+ *         symbol)
+ *
+ * LEGACY variants take the null stream as the legacy default stream, or have none; PER_THREAD
+ * ones are what a program built for per-thread default streams gets. Variants of a name stand
+ * together, older ones first. Written by headers/functions.py from shim/cuda-functions.tsv.
+ */
+"""
+
+
+def entries(path):
+    sys.stdout.write(ENTRIES)
+    with open(path, encoding="ascii") as f:
+        for line in f:
+            if not line.startswith("#"):
+                base, symbol, version, stream = line.rstrip("\n").split("\t")
+                print("ENTRY(%s, %s, %s, %s)" % (base, version, "LEGACY" if stream == "-" else "PER_THREAD", symbol))
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "--entries":
+        entries(sys.argv[2])
+        sys.exit(0)
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     main(sys.argv[1:])
