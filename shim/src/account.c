@@ -58,6 +58,7 @@ struct process {
 	uint64_t in_overflow; /* threads between announcing in the overflow slot and being done with it */
 	uint64_t totals[GPUFENCE_GPUS][COUNTERS]; /* [epoch:24 | units:40] */
 	struct limits limits;
+	char ledger_path[PAGES_PATH_MAX]; /* found once, when the limits page is opened */
 };
 
 static struct pages_wiped memory;
@@ -67,10 +68,6 @@ static struct process *process(void) { return pages_wiped(&memory, sizeof(struct
 
 void account_set_dir(const char *dir) { __atomic_store_n(&pages_dir, dir, __ATOMIC_RELEASE); }
 
-static bool path_of(char path[PAGES_PATH_MAX], const char *name)
-{
-	return pages_path(path, __atomic_load_n(&pages_dir, __ATOMIC_ACQUIRE), name);
-}
 
 /* Opens the limits page, unless another thread has, or there is none. */
 __attribute__((noinline)) static bool open_limits(struct process *p)
@@ -80,7 +77,10 @@ __attribute__((noinline)) static bool open_limits(struct process *p)
 		return false;
 	uint64_t state = word_load_acquire(&p->open);
 	if (state == OPEN_NOT) {
-		int r = path_of(path, GPUFENCE_LIMITS_NAME) ? limits_open(&p->limits, path) : -ENOENT;
+		const char *dir = __atomic_load_n(&pages_dir, __ATOMIC_ACQUIRE);
+		int r = pages_path(path, dir, GPUFENCE_LIMITS_NAME) && pages_path(p->ledger_path, dir, GPUFENCE_LEDGER_NAME) ?
+				limits_open(&p->limits, path) :
+				-ENOENT;
 		/* What may pass (no descriptor left, no memory) is tried again at the next call: it
 		 * must not leave this process without limits for good. */
 		if (r == 0)
@@ -116,10 +116,9 @@ static uint64_t registration_word(uint32_t slot, uint32_t generation, uint64_t e
 /* The ledger, mapped; the caller holds registering. */
 static bool map_ledger(struct process *p)
 {
-	char path[PAGES_PATH_MAX];
 	if (word_load_relaxed(&p->mapped))
 		return true;
-	if (!path_of(path, GPUFENCE_LEDGER_NAME) || ledger_open(&p->ledger, path) != 0)
+	if (ledger_open(&p->ledger, p->ledger_path) != 0)
 		return false;
 	word_store(&p->mapped, 1);
 	return true;
@@ -128,10 +127,7 @@ static bool map_ledger(struct process *p)
 /* An open file of our own on the ledger, if the file still is as long as what we mapped. */
 static int open_ledger(const struct process *p)
 {
-	char path[PAGES_PATH_MAX];
-	if (!path_of(path, GPUFENCE_LEDGER_NAME))
-		return -ENOENT;
-	int fd = pages_open(path, true);
+	int fd = pages_open(p->ledger_path, true);
 	if (fd < 0)
 		return fd;
 	int64_t size = pages_size(fd);
@@ -334,17 +330,17 @@ static int total_add(struct process *p, uint64_t registration, unsigned gpu, uns
 	return 0;
 }
 
-/* Takes from a total as much as is there. */
-static int total_sub(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t *units)
+/* Takes from a total as much as is there, and says how much. */
+static int total_sub(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t units, uint64_t *taken)
 {
 	uint64_t *total = &p->totals[gpu][counter];
 	uint64_t now = word_load(total);
 	do {
 		if (now >> GPUFENCE_UNITS_BITS != epoch_of(registration))
 			return -ESTALE;
-		if (*units > (now & GPUFENCE_UNITS_MASK))
-			*units = now & GPUFENCE_UNITS_MASK;
-	} while (!word_swap(total, &now, now - *units));
+		uint64_t there = now & GPUFENCE_UNITS_MASK;
+		*taken = units < there ? units : there;
+	} while (!word_swap(total, &now, now - *taken));
 	return 0;
 }
 
@@ -358,13 +354,14 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 		r = total_add(p, registration, gpu, counter, units);
 		if (r == 0 && judge(p, registration, gpu) == OVER) {
 			/* If it is of another epoch by now, the charge went along and is taken there. */
-			while (total_sub(p, registration, gpu, counter, &units) != 0) {
+			uint64_t taken;
+			while (total_sub(p, registration, gpu, counter, units, &taken) != 0) {
 				if (!register_again(p, registration))
 					return -EBUSY;
 				registration = word_load_acquire(&p->registration);
 			}
 			if (slot_of(registration) != SLOT_PRIVATE)
-				(void)ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), gpu, c, units, NULL);
+				(void)ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), gpu, c, taken, NULL);
 			r = -ENOMEM;
 		}
 		return r;
@@ -543,7 +540,8 @@ void account_release(int gpu, enum account_counter counter, uint64_t bytes)
 		bool private = slot_of(registration) == SLOT_PRIVATE;
 		if (!private && enter_slot(p, registration) != 0)
 			continue;
-		if (total_sub(p, registration, (unsigned)gpu, counter, &units) != 0) {
+		uint64_t taken;
+		if (total_sub(p, registration, (unsigned)gpu, counter, units, &taken) != 0) {
 			/* A registration is under way: its charge has ours in it. */
 			if (!private)
 				leave_slot(p, registration);
@@ -553,10 +551,12 @@ void account_release(int gpu, enum account_counter counter, uint64_t bytes)
 		}
 		if (!private) {
 			uint64_t sample = limits_sample(&p->limits);
-			/* If the slot is lost, so is the charge. */
-			(void)ledger_sub(&p->ledger, slot_of(registration), generation_of(registration), (unsigned)gpu,
-					 (enum ledger_counter)counter, units, &sample);
+			uint32_t slot = slot_of(registration), generation = generation_of(registration);
+			int r = ledger_sub(&p->ledger, slot, generation, (unsigned)gpu, (enum ledger_counter)counter, taken, &sample);
 			leave_slot(p, registration);
+			/* The slot is lost, and with it what is left: into a new one. */
+			if (__builtin_expect(r == -ESTALE || !ledger_owned(&p->ledger, slot, generation), 0))
+				register_again(p, registration);
 		}
 		return;
 	}

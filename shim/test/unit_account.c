@@ -323,9 +323,10 @@ static void slot_loss(void)
 	CHECK_U64(builder_charged(&b, 0), 5 * MIB);
 	CHECK_INT(reserve(5 * MIB), 0);
 	CHECK_U64(builder_live(&b), 1);
-	/* A release into a lost slot is not lost with it. */
+	/* A release into a lost slot is not lost with it, and finds a new one for the rest. */
 	CHECK(builder_reclaim_pid(&b, (uint32_t)getpid()) == 1);
 	release(3 * MIB);
+	CHECK_U64(builder_charged(&b, 0), 7 * MIB);
 	CHECK_INT(reserve(MIB), 0);
 	CHECK_U64(builder_charged(&b, 0), 8 * MIB);
 	release(7 * MIB);
