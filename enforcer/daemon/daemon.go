@@ -115,6 +115,9 @@ type podRuntime struct {
 	owners     map[slotKey]*slotOwner
 	nextScan   time.Duration // when its processes may be looked through again
 	published  map[uint32]time.Duration
+	// number is the newest sample as the pod's pages show it, numbered when it was published.
+	number   uint64
+	numbered time.Duration
 }
 
 type slotKey struct {

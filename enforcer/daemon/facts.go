@@ -224,7 +224,7 @@ func (rt *podRuntime) slotContainer(s *ledger.Slot) string {
 }
 
 // slotFacts are a pod's slots on one GPU.
-func (d *Daemon) slotFacts(p *registry.Pod, rt *podRuntime, uuid string, number uint64) []policy.SlotFact {
+func (d *Daemon) slotFacts(p *registry.Pod, rt *podRuntime, uuid string, tick uint64) []policy.SlotFact {
 	gpuIndex := p.GPUIndex(uuid)
 	if gpuIndex < 0 || rt.snapshot == nil {
 		return nil
@@ -236,12 +236,7 @@ func (d *Daemon) slotFacts(p *registry.Pod, rt *podRuntime, uuid string, number 
 			Pod: p.ID(), Index: s.Index, Generation: s.Generation, Overflow: overflow,
 			Dying:       s.State == ledger.SlotDying,
 			DeviceBytes: g.DeviceBytes, ManagedBytes: g.ManagedBytes, SwapBytes: g.SwapBytes,
-			PeakBytes: map[uint64]uint64{},
-		}
-		for _, n := range []uint64{number - 1, number} {
-			if b, ok := g.PeakDuring(n); ok {
-				f.PeakBytes[n] = b
-			}
+			Number: min(rt.number, tick), PeakBytes: g.Peaks(rt.number), Gap: rt.number > tick,
 		}
 		if !overflow {
 			if o := rt.owners[slotKey{s.Index, s.Generation}]; o != nil {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -14,11 +15,6 @@ import (
 	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/enforcer/registry"
 )
-
-// inFlightTicks is how many periods a slow sample may hold back the next number: slots keep peaks
-// of two numbers only, so a number that passed unread loses one. A GPU that is slower than that
-// must not slow the others.
-const inFlightTicks = 3
 
 // runNVML finds the GPUs, and again when all of them are gone.
 func (d *Daemon) runNVML(ctx context.Context) {
@@ -148,43 +144,55 @@ func (d *Daemon) runTicks(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+			timer.Reset(d.tick(false))
 		case <-d.kick:
+			timer.Reset(d.tick(true))
 		}
-		timer.Reset(d.tick())
 	}
 }
 
-// tick publishes the next number in every page and sends the GPUs to work that are due. It
-// returns the time until the next one.
-func (d *Daemon) tick() time.Duration {
+// tick sends the GPUs to work that are due, after it has published the next number in the pages of
+// their pods. asked says that somebody waits for an answer. It returns the time until the next
+// one.
+func (d *Daemon) tick(asked bool) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.mono()
 	idleDue := now-d.lastIdl >= d.cfg.SampleIdle
 	next := d.cfg.SampleIdle
 	var due []*gpuState
+	waits := map[string]bool{} // GPUs whose pods' numbers must stand still
 	for _, uuid := range d.order {
 		g := d.gpus[uuid]
+		period := d.cfg.SampleIdle
 		busy := d.granted(uuid)
 		if busy {
-			next = d.cfg.Sample
+			period = d.period(g)
 		}
-		switch {
-		case g.inFlight && now-g.sentAt < inFlightTicks*d.cfg.Sample:
-			// Its answer must be read under the present number.
-			return d.cfg.Sample / 10
-		case g.inFlight:
-		case busy || idleDue || !g.have:
+		next = min(next, period)
+		// A tenth early is in time: timers are not exact.
+		ready := busy && (asked || now-g.sentAt >= period-period/10)
+		if !g.inFlight && (ready || idleDue || !g.have) {
 			due = append(due, g)
+		} else if busy {
+			waits[uuid] = true
 		}
 	}
 	if idleDue {
 		d.lastIdl = now
 	}
 	d.sample++
-	for _, rt := range d.runtime {
+	for name, rt := range d.runtime {
+		p := d.reg.Pod(name)
+		moves := p == nil || d.mayNumber(p, rt, waits, now)
+		if moves {
+			rt.number, rt.numbered = d.sample, now
+		}
 		for index, c := range rt.containers {
-			err := errors.Join(c.BeginSample(d.sample), c.Beat())
+			err := c.Beat()
+			if moves {
+				err = errors.Join(c.BeginSample(d.sample), err)
+			}
 			d.pageError(rt, index, err)
 		}
 	}
@@ -197,6 +205,21 @@ func (d *Daemon) tick() time.Duration {
 	}
 	return next
 }
+
+// mayNumber says whether a pod's pages may show the next number. Slots keep peaks of two numbers
+// only, so every number must have been read for each of the pod's GPUs before the next: it waits
+// for those whose NVML call is in progress or that are not due. Not longer than NVML may lag,
+// though, or a GPU that hangs would keep what NVML shows of the others from ever counting as
+// excess; the slow one's peaks then have a gap, and it publishes no excess.
+func (d *Daemon) mayNumber(p *registry.Pod, rt *podRuntime, waits map[string]bool, now time.Duration) bool {
+	if now-rt.numbered >= max(d.cfg.Settle, 3*d.cfg.Sample) {
+		return true
+	}
+	return !slices.ContainsFunc(p.GPUs, func(uuid string) bool { return waits[uuid] })
+}
+
+// period is how often a GPU with a granted container is asked.
+func (d *Daemon) period(*gpuState) time.Duration { return d.cfg.Sample }
 
 // runGPU samples one GPU whenever it is told to.
 func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {

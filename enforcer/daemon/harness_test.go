@@ -76,6 +76,7 @@ type fakeGPU struct {
 	listErr map[gpu.List]error
 	memErr  error
 	hang    chan struct{} // calls wait for it
+	takes   time.Duration // a list, after it was looked at
 	samples int
 }
 
@@ -113,13 +114,19 @@ func (g *fakeGPU) Memory() (gpu.Memory, error) {
 
 func (g *fakeGPU) Processes(l gpu.List) ([]gpu.Process, error) {
 	g.wait()
+	out, takes, err := g.list(l)
+	time.Sleep(takes) // what is answered is of the beginning
+	return out, err
+}
+
+func (g *fakeGPU) list(l gpu.List) ([]gpu.Process, time.Duration, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := g.listErr[l]; err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if l != gpu.ListCompute {
-		return nil, nil
+		return nil, 0, nil
 	}
 	g.samples++
 	var out []gpu.Process
@@ -129,7 +136,14 @@ func (g *fakeGPU) Processes(l gpu.List) ([]gpu.Process, error) {
 	for _, pid := range g.unknown {
 		out = append(out, gpu.Process{PID: pid})
 	}
-	return out, nil
+	return out, g.takes, nil
+}
+
+// count is how often it was sampled.
+func (g *fakeGPU) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.samples
 }
 
 func (g *fakeGPU) set(pid int, bytes uint64) {

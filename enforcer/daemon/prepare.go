@@ -613,7 +613,10 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, lib,
 		return nil, err
 	}
 	rt.containers[c.Index] = page
-	if err := errors.Join(page.Publish(d.limitsPage(p, c)), page.BeginSample(d.sample), page.Beat()); err != nil {
+	if rt.number == 0 {
+		rt.number, rt.numbered = d.sample, d.mono()
+	}
+	if err := errors.Join(page.Publish(d.limitsPage(p, c)), page.BeginSample(rt.number), page.Beat()); err != nil {
 		return nil, err
 	}
 	path := d.preloadPath(c)

@@ -102,6 +102,7 @@ func (d *Daemon) adoptPages(c *registry.Container) error {
 		return err
 	}
 	// Numbers go on where they were: a slot's peak of an old number must not pass for a new one.
+	rt.number = max(rt.number, view.Sample)
 	d.sample = max(d.sample, view.Sample)
 	return nil
 }

@@ -26,8 +26,14 @@ func (b *bench) set(id, value string, edit ...func(*api.SetRequest)) (api.SetRes
 	return b.d.Set(ctx, id, req)
 }
 
-// page is what the container's shims read.
+// page is what the container's shims read of the first GPU.
 func (b *bench) page(id string) ledger.LimitsGPU {
+	b.t.Helper()
+	return b.published(id).GPU[0]
+}
+
+// published is the container's whole page.
+func (b *bench) published(id string) ledger.LimitsView {
 	b.t.Helper()
 	b.d.mu.Lock()
 	c, err := b.d.reg.Find(id)
@@ -41,7 +47,7 @@ func (b *bench) page(id string) ledger.LimitsGPU {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return v.GPU[0]
+	return v
 }
 
 func TestGrow(t *testing.T) {
@@ -247,5 +253,29 @@ func TestSetThatCannotBeSaved(t *testing.T) {
 	b.prepare(request("b", "memory.max=1Gi"))
 	if _, err := b.set("a", "6Gi"); err != nil {
 		t.Errorf("once it can: %v", err)
+	}
+}
+
+func TestWithMax(t *testing.T) {
+	const none = quota.Unlimited
+	for _, c := range []struct {
+		name        string
+		max, min    uint64
+		limit, most uint64
+		overcommit  bool
+		want        uint64 // memory.min
+	}{
+		{name: "follows", max: 4 * gib, min: 4 * gib, limit: 6 * gib, most: 15 * gib, want: 6 * gib},
+		{name: "was cut to what the GPU can promise", max: 16 * gib, min: 15 * gib, limit: 4 * gib, most: 15 * gib, want: 4 * gib},
+		{name: "is cut to what the GPU can promise", max: 4 * gib, min: 4 * gib, limit: 16 * gib, most: 15 * gib, want: 15 * gib},
+		{name: "does not follow", max: 4 * gib, min: 2 * gib, limit: 6 * gib, most: 15 * gib, want: 2 * gib},
+		{name: "from no limit", max: none, limit: 6 * gib, most: 15 * gib, want: 6 * gib},
+		{name: "from no limit, overcommit", max: none, limit: 6 * gib, most: 15 * gib, overcommit: true},
+		{name: "to no limit", max: 4 * gib, min: 4 * gib, limit: none, most: 15 * gib},
+	} {
+		got := withMax(quota.Limits{Max: c.max, Min: c.min}, c.limit, c.most, c.overcommit)
+		if got.Max != c.limit || got.Min != c.want {
+			t.Errorf("%s: %+v", c.name, got)
+		}
 	}
 }

@@ -137,7 +137,11 @@ func (d *Daemon) planSet(c *registry.Container, asked quota.Change, scope string
 		if scope == "pod" || scope == "" && own.Max == quota.Unlimited && pod.Max != quota.Unlimited {
 			ch.level, ch.old, other = policy.Level{Pod: p.ID()}, pod, own.Max
 		}
-		ch.now = withMax(ch.old, limit, pol.Overcommit)
+		above := quota.Unlimited
+		if ch.level.Container != "" {
+			above = pod.Max
+		}
+		ch.now = withMax(ch.old, limit, min(above, gs.quota.AllocatableBytes), pol.Overcommit)
 		if ch.now.Min > ch.now.Max {
 			return nil, nil, quota.NewError(quota.CodeMinAboveMax, "memory.max %s is below memory.min %s of %s",
 				quota.FormatBytes(limit), quota.FormatBytes(ch.now.Min), c.Display()).WithHint("set at least that")
@@ -165,12 +169,13 @@ func (d *Daemon) planSet(c *registry.Container, asked quota.Change, scope string
 	return changes, notices, nil
 }
 
-// withMax is a level's limits with another memory.max; memory.min follows where it did before.
-func withMax(l quota.Limits, limit uint64, overcommit bool) quota.Limits {
-	follows := l.Min == l.Max || l.Max == quota.Unlimited && l.Min == 0 && !overcommit
+// withMax is a level's limits with another memory.max; memory.min follows where it did before, as
+// far as the level above and the GPU allow (most), which may have cut it before, too.
+func withMax(l quota.Limits, limit, most uint64, overcommit bool) quota.Limits {
+	follows := l.Min == min(l.Max, most) || l.Max == quota.Unlimited && l.Min == 0 && !overcommit
 	l.Max = limit
 	if follows {
-		l.Min = limit
+		l.Min = min(limit, most)
 		if limit == quota.Unlimited {
 			l.Min = 0
 		}
@@ -322,11 +327,11 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 		o.Generation++
 	}
 	if r.State == policy.ResizeDone && (c != nil || r.Level.Pod != "") {
-		old := p.PodLimits(uuid)
+		old, most := p.PodLimits(uuid), g.quota.AllocatableBytes
 		if r.Level.Container != "" {
-			old = c.ContainerLimits(uuid)
+			old, most = c.ContainerLimits(uuid), min(most, old.Max)
 		}
-		setLimits(p, c, uuid, r.Level, withMax(old, r.Desired, d.cfg.Policy.For(p.Ref.Namespace).Overcommit))
+		setLimits(p, c, uuid, r.Level, withMax(old, r.Desired, most, d.cfg.Policy.For(p.Ref.Namespace).Overcommit))
 	}
 	if err := d.save(p); err != nil {
 		d.once("state", err)

@@ -10,10 +10,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
@@ -264,4 +266,54 @@ func TestContextIsLearned(t *testing.T) {
 	if got := b.page("a").ContextBytes; got != 200*mib {
 		t.Errorf("after a restart: %d", got)
 	}
+}
+
+// TestSlowGPUBesideFast has a pod with one GPU whose NVML calls take several periods. What its
+// process has freed there while NVML still shows it is explained by the slot's peak, however many
+// samples the fast one has seen meanwhile; and the fast one is sampled at its own pace.
+func TestSlowGPUBesideFast(t *testing.T) {
+	b := newBench(t, func(c *config.Config) { c.Settle = 600 * time.Millisecond })
+	slow := newFakeGPU(1, uuid1)
+	slow.takes = 130 * time.Millisecond // six periods
+	b.nvml.gpus = append(b.nvml.gpus, slow)
+	b.start()
+	req := request("a", "memory.max=4Gi")
+	req.Devices.Selectors = []string{"0", "1"}
+	resp := b.prepare(req)
+	p := b.run(req)
+	shim := shimOf(t, resp, 0, p.pid)
+	const onSlow = 0x80 + 64
+	charge := func(bytes uint64) { shim.put(onSlow, shim.gen<<40|bytes/ledger.UnitBytes) }
+	free := func() { // as the shim does: the peak under the newest number, then the counter
+		n := b.published("a").Sample
+		shim.put(onSlow+0x18+8*int64(n&1), n<<40|3*gib/ledger.UnitBytes)
+		charge(0)
+	}
+	b.samples(40) // the history must be as long as NVML may lag
+	before := b.published("a").Sample
+	fast := b.gpu.count()
+	for range 6 {
+		charge(3 * gib)
+		slow.set(p.pid, 3*gib)
+		time.Sleep(50 * time.Millisecond)
+		free()
+		end := time.Now().Add(200 * time.Millisecond) // so much NVML lags
+		for time.Now().Before(end) {
+			if e := b.published("a").GPU[1].ExcessBytes; e != 0 {
+				t.Fatalf("an excess of %d is published", e)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		slow.set(p.pid, 0)
+		time.Sleep(20 * time.Millisecond)
+	}
+	if n := b.published("a").Sample; n == before {
+		t.Error("the number stands still")
+	}
+	if n := b.gpu.count() - fast; n < 20 {
+		t.Errorf("the fast GPU was sampled %d times in 1.5 s", n)
+	}
+	// What no slot explains is found all the same.
+	slow.set(p.pid, 2*gib)
+	b.eventually("the excess is published", func() bool { return b.published("a").GPU[1].ExcessBytes == 2*gib })
 }

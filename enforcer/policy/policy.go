@@ -98,10 +98,16 @@ type SlotFact struct {
 	DeviceBytes  uint64
 	ManagedBytes uint64
 	SwapBytes    uint64
+	// Number is what its pod's pages showed as the newest sample when this one's call began; 0
+	// for the sample's own number. It may be the same in several samples: a pod's number stands
+	// still while one of its GPUs has not answered.
+	Number uint64
 	// PeakBytes is the greatest device charge by sample number, for the numbers that the slot
 	// was touched in (at most the newest of the limits page and the one before, also if that is
 	// newer than this sample's).
 	PeakBytes map[uint64]uint64
+	// Gap: the number went on while the call was in progress, so peaks may be missing.
+	Gap bool
 }
 
 // ContainerFact is a registered container that has this GPU.

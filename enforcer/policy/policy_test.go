@@ -897,7 +897,11 @@ func TestResizeShrink(t *testing.T) {
 	}
 	// Watch follows it down: min(old, falling use + slack).
 	p.nvml, p.slot.DeviceBytes = 3*gib, 3*gib
-	w.step()
+	w.steps(9)
+	if got := w.g.PendingResizes()[0].Actual; got != 6*gib {
+		t.Errorf("watch is at %d before an answer must show what was so at the beginning", got)
+	}
+	w.steps(2)
 	if got := w.g.PendingResizes()[0].Actual; got != 3*gib+64*mib {
 		t.Errorf("watch is at %d", got)
 	}
@@ -923,7 +927,7 @@ func TestResizeGrowsMeanwhileIsKilled(t *testing.T) {
 	p := w.bare(1, "a", 4*gib)
 	w.step()
 	w.g.StartResize(Level{Container: "a"}, 6*gib, 2*gib, w.now, w.now+time.Minute, false)
-	w.noKill(5)
+	w.noKill(12)
 	p.nvml = 4*gib + 200*mib
 	w.steps(2)
 	if w.last.Kill == nil || w.last.Kill.MaxBytes != 4*gib+64*mib {
@@ -957,8 +961,64 @@ func TestResizeFails(t *testing.T) {
 	}
 	// Unknown at the deadline.
 	w.g.StartResize(level, 6*gib, gib, w.now, w.now, false)
+	w.steps(10, incomplete)
 	if out := w.step(incomplete); len(out.Resizes) != 1 || !strings.Contains(out.Resizes[0].Resize.Why, "not known") {
 		t.Errorf("%+v", out.Resizes)
+	}
+}
+
+// TestResizeLag shrinks a container whose process no shim sees while NVML is 200 ms behind: what it
+// allocated legally just before must neither look as if it fitted nor kill it when it turns up.
+func TestResizeLag(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		shown, truth uint64 // NVML says shown for two samples, then truth
+		frees        bool   // it gives enough back after a while
+		force        bool
+		state        string
+		killed       bool
+		actual       uint64
+	}{
+		{name: "not listed yet, stays", shown: 0, truth: 5 * gib, state: ResizeFailed, actual: 6 * gib},
+		{name: "listed too small, stays", shown: 512 * mib, truth: 5 * gib, state: ResizeFailed, actual: 6 * gib},
+		{name: "listed too small, frees", shown: 512 * mib, truth: 5 * gib, frees: true, state: ResizeDone, actual: 1 * gib},
+		{name: "not listed yet, forced", shown: 0, truth: 5 * gib, force: true, state: ResizeDone, killed: true, actual: 1 * gib},
+		{name: "listed too big, forced, fits", shown: 5 * gib, truth: 512 * mib, force: true, state: ResizeDone, actual: 1 * gib},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			level := Level{Container: "a"}
+			w := newWorld(t, container("a", 6*gib))
+			p := w.bare(1, "a", c.shown)
+			p.unlisted = c.shown == 0
+			w.step()
+			deadline := 3 * time.Second
+			if c.force {
+				deadline = 100 * ms
+			}
+			w.g.StartResize(level, 6*gib, gib, w.now, w.now+deadline, c.force)
+			killed := false
+			for i := range 60 {
+				if i == 2 {
+					p.nvml, p.unlisted = c.truth, false
+				}
+				if i == 20 && c.frees {
+					p.nvml = gib
+				}
+				out := w.step()
+				if out.Kill != nil {
+					killed = true
+					p.state, p.unlisted = Exited, true
+				}
+				if len(out.Resizes) == 0 {
+					continue
+				}
+				if r := out.Resizes[0].Resize; r.State != c.state || r.Actual != c.actual || killed != c.killed {
+					t.Errorf("killed %v, %+v", killed, r)
+				}
+				return
+			}
+			t.Error("it never ends")
+		})
 	}
 }
 

@@ -47,8 +47,8 @@ const (
 	ResizeFailed  = "ResizeFailed"
 )
 
-// resizeFits is how many answers in a row must fit: the first one may have begun before every
-// shim could read the new limit.
+// resizeFits is how many answers in a row must fit, from settle after the beginning on: the first
+// one may be of a moment between two allocations.
 const resizeFits = 2
 
 // ResizeChange is a resize that ended. When it is done, the grant becomes Desired; when it
@@ -121,8 +121,11 @@ func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
 		} else if p, ok := out.Pods[l.Pod]; ok {
 			charged, known = add(p.ChargedBytes, p.DyingBytes), p.Known
 		}
-		// What was seen before it began does not bind: the container could still grow then.
-		if known && in.Sample.Began >= r.Started {
+		// What was seen before it began does not bind: the container could still grow then. An
+		// answer may be as old as NVML may lag, and a process without a slot is known from there
+		// only, so until then nothing that was seen is believed to be small.
+		settled := in.Sample.Began >= r.Started+g.cfg.Settle
+		if known && settled {
 			r.LeastUse = min(r.LeastUse, charged)
 			if charged <= r.Desired {
 				r.Fits++
@@ -137,7 +140,8 @@ func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
 			r.Allocated, r.Actuated, r.Actual = r.Desired, r.Desired, r.Desired
 			out.Resizes = append(out.Resizes, ResizeChange{*r})
 			delete(g.resizes, l)
-		case in.Now < r.Deadline:
+		case in.Now < r.Deadline, !settled, known && r.Fits > 0:
+			// Not before it can be known, however soon the deadline is.
 		case r.Force:
 			if known && charged > r.Desired {
 				force = append(force, r)

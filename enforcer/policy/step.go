@@ -66,6 +66,7 @@ type process struct {
 	killedAt  time.Duration
 	slotIndex int  // -1
 	left      bool // a slot of its own has lost its lock
+	gap       bool // peaks of its slots may be missing
 	device    uint64
 	managed   uint64
 	swap      uint64
@@ -278,7 +279,7 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 // returns what each pod's overflow slot can explain.
 func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 	for _, p := range g.processes {
-		p.slotIndex, p.greatest, p.left = -1, 0, false
+		p.slotIndex, p.greatest, p.left, p.gap = -1, 0, false, false
 		if p.state != Exited {
 			p.device, p.managed, p.swap = 0, 0, 0
 		}
@@ -295,7 +296,7 @@ func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 			s = &slot{generation: f.Generation}
 			g.slots[id] = s
 		}
-		greatest := s.take(f, in.Sample.Number, in.Sample.Began, g.cfg)
+		greatest := s.take(f, cmp.Or(f.Number, in.Sample.Number), in.Sample.Began, g.cfg)
 		if f.Overflow {
 			overflow[f.Pod] = g.clamp(greatest, in)
 			continue
@@ -312,6 +313,7 @@ func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 		if f.PID == 0 || p == nil {
 			continue
 		}
+		p.gap = p.gap || f.Gap
 		if p.state != Exited && f.LockFree {
 			// Left by exec. The memory went with the old program; while NVML lags, the old
 			// charge still explains it.
@@ -474,8 +476,8 @@ func (g *GPU) computeExcess(in Input, overflow map[PodID]uint64) {
 			continue
 		}
 		raw := p.nvml - min(p.nvml, p.greatest)
-		if in.Now-g.first < g.cfg.Settle {
-			raw = 0 // the history is not yet as long as NVML may lag
+		if in.Now-g.first < g.cfg.Settle || p.gap {
+			raw = 0 // the history is not yet as long as NVML may lag, or has a gap
 		}
 		p.excess = 0
 		if p.haveRaw {
