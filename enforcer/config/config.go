@@ -51,6 +51,18 @@ type Config struct {
 	EndedKeep      time.Duration // 10 min
 	WaitSocket     time.Duration // 5 s: how long wrapper and hook wait for gpufenced
 
-	Unmanaged   string // allow, warn: GPU use that did not come through gpufence
-	ShimMissing string // report: a GPU process that the shim does not see
+	Unmanaged       string   // allow, warn, deny, kill: GPU use that did not come through gpufence
+	UnmanagedExempt []Exempt // and whose is nobody's business
+	ShimMissing     string   // report, kill: a GPU process that the shim does not see
+
+	FailOpen  bool   // a start goes on, unfenced, where gpufenced does not answer
+	Admit     string // free: min < max also needs the bytes free now; kill-over-min: room is made
+	Placement string // spread, binpack: which GPUs `gpu = any` gets
+	KillMPS   bool   // clients of an MPS server may be killed, though that can fault their peers
+
+	Throttle    string        // above memory.high: shim, freeze (also freezes processes without it), off
+	FreezeSlice time.Duration // 50 ms: the longest that a container is frozen at a time
+	FreezeShare float64       // 0.5: the greatest part of the time
+
+	MetricsAddress string // TCP address of /metrics; "": only on the socket
 }

@@ -3,9 +3,7 @@
 package config
 
 import (
-	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"time"
 
@@ -42,28 +40,25 @@ func Default() Config {
 		EndedKeep:      10 * time.Minute,
 		WaitSocket:     5 * time.Second,
 		Unmanaged:      "warn",
-		ShimMissing:    "report",
+		UnmanagedExempt: []Exempt{
+			{ExemptExe, "/usr/bin/nv-hostengine"}, {ExemptExe, "/usr/bin/dcgm-exporter"}, {ExemptExe, "/usr/bin/nvidia-persistenced"},
+			{ExemptExe, "/usr/bin/nvidia-device-plugin"}, {ExemptExe, "/usr/lib/xorg/Xorg"}, {ExemptExe, "/usr/libexec/Xorg"},
+			{ExemptExe, "/usr/bin/Xwayland"}, {ExemptExe, "/usr/bin/gnome-shell"},
+		},
+		ShimMissing: "report",
+		Admit:       "free",
+		Placement:   "spread",
+		Throttle:    "shim",
+		FreezeSlice: 50 * time.Millisecond,
+		FreezeShare: 0.5,
 	}
 }
 
 // Load reads a configuration file. An empty path means [DefaultPath], which may be missing; a
 // file that somebody named must be there. The error is a [*quota.Error].
 func Load(path string) (Config, error) {
-	named := path != ""
-	if !named {
-		path = DefaultPath
-	}
-	text, err := read(path)
-	switch {
-	case err == nil:
-		return Parse(path, text)
-	case !named && errors.Is(err, fs.ErrNotExist):
-		return Default(), nil
-	}
-	if e := (*quota.Error)(nil); errors.As(err, &e) {
-		return Config{}, e
-	}
-	return Config{}, quota.NewError(quota.CodePolicyUnread, "cannot read the configuration: %w", err)
+	l, err := LoadFile(path)
+	return l.Config, err
 }
 
 func read(path string) ([]byte, error) {

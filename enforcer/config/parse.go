@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,13 +32,40 @@ var settings = []setting{
 	{"require", func(c *Config, _ string, v any) error { return setRequire(&c.Policy.Require, v) }},
 	{"overcommit", func(c *Config, _ string, v any) error { return setBool(&c.Policy.Overcommit, v) }},
 	{"unmanaged", func(c *Config, _ string, v any) error {
-		return setWord(&c.Unmanaged, v, []string{"allow", "warn"}, []string{"deny", "kill"})
+		return setWord(&c.Unmanaged, v, []string{"allow", "warn", "deny", "kill"}, nil)
 	}},
+	{"unmanaged-exempt", func(c *Config, _ string, v any) error { return setExempt(&c.UnmanagedExempt, v) }},
 	{"shim-missing", func(c *Config, _ string, v any) error {
-		return setWord(&c.ShimMissing, v, []string{"report"}, []string{"kill"})
+		return setWord(&c.ShimMissing, v, []string{"report", "kill"}, nil)
 	}},
+	{"fail-open", func(c *Config, _ string, v any) error { return setBool(&c.FailOpen, v) }},
+	{"admit", func(c *Config, _ string, v any) error {
+		return setWord(&c.Admit, v, []string{"free", "kill-over-min"}, nil)
+	}},
+	{"placement", func(c *Config, _ string, v any) error {
+		return setWord(&c.Placement, v, []string{"spread", "binpack"}, nil)
+	}},
+	{"throttle", func(c *Config, _ string, v any) error {
+		return setWord(&c.Throttle, v, []string{"shim", "freeze", "off"}, nil)
+	}},
+	{"freeze-slice", func(c *Config, _ string, v any) error {
+		return setTime(&c.FreezeSlice, v, time.Millisecond, 50*time.Millisecond)
+	}},
+	{"freeze-share", func(c *Config, _ string, v any) error {
+		var share float64
+		if err := setShare(&share, v); err != nil {
+			return err
+		}
+		if share <= 0 || share > 0.5 {
+			return wrong{what: quota.Quote(fmt.Sprint(v)) + " is not above 0% and at most 50%", hint: "write one such as 25%", code: quota.CodeBadPolicy}
+		}
+		c.FreezeShare = share
+		return nil
+	}},
+	{"kill-mps", func(c *Config, _ string, v any) error { return setBool(&c.KillMPS, v) }},
 
 	{"socket", func(c *Config, _ string, v any) error { return setPath(&c.Socket, v, false) }},
+	{"metrics-address", func(c *Config, _ string, v any) error { return setAddress(&c.MetricsAddress, v) }},
 	{"run-dir", func(c *Config, _ string, v any) error { return setPath(&c.RunDir, v, false) }},
 	{"state-dir", func(c *Config, _ string, v any) error { return setPath(&c.StateDir, v, false) }},
 	{"runtimes", func(c *Config, _ string, v any) error {
@@ -116,16 +145,7 @@ var settings = []setting{
 	{"accept.*.env", acceptBool(func(a *quota.Accept) *bool { return &a.Env })},
 	{"accept.*.env-may-raise", acceptBool(func(a *quota.Accept) *bool { return &a.EnvMayRaise })},
 	{"accept.*.gpu", acceptBool(func(a *quota.Accept) *bool { return &a.GPU })},
-	{"accept.*.resize-by-annotation", func(c *Config, engine string, v any) error {
-		var on bool
-		if err := setBool(&on, v); err != nil {
-			return err
-		}
-		if on {
-			return unbuilt("true", "false")
-		}
-		return setEngine(c.Policy.Accept, engine, v, func(*quota.Accept, any) error { return nil })
-	}},
+	{"accept.*.resize-by-annotation", acceptBool(func(a *quota.Accept) *bool { return &a.ResizeByAnnotation })},
 
 	{"namespace.*.mode", func(c *Config, ns string, v any) error { return setMode(&rule(c, ns).Mode, v) }},
 	{"namespace.*.require", func(c *Config, ns string, v any) error { return setRequire(&rule(c, ns).Require, v) }},
@@ -270,6 +290,40 @@ func setList(to *[]string, v any, check func(string) string) error {
 		list = append(list, s)
 	}
 	*to = list
+	return nil
+}
+
+func setExempt(to *[]Exempt, v any) error {
+	if items, ok := v.([]any); ok && len(items) == 0 {
+		*to = nil // nothing is exempt
+		return nil
+	}
+	var texts []string
+	if err := setList(&texts, v, func(s string) string { _, why := parseExempt(s); return why }); err != nil {
+		return err
+	}
+	*to = nil
+	for _, s := range texts {
+		e, _ := parseExempt(s) // was checked just now
+		*to = append(*to, e)
+	}
+	return nil
+}
+
+// setAddress takes the address of a TCP listener, or "" for none.
+func setAddress(to *string, v any) error {
+	const want = "an address such as \"127.0.0.1:9836\""
+	s, err := text(v, want)
+	if err != nil {
+		return err
+	}
+	if s != "" {
+		host, port, err := net.SplitHostPort(s)
+		if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host != "" && host != "localhost" && net.ParseIP(host) == nil {
+			return notOf(s, want)
+		}
+	}
+	*to = s
 	return nil
 }
 

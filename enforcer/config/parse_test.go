@@ -125,7 +125,17 @@ func TestParse(t *testing.T) {
 	got, err := Parse("c", []byte(`
 mode = "warn"
 overcommit = true
-unmanaged = "allow"
+unmanaged = "kill"
+unmanaged-exempt = ["comm:Xorg", "cgroup:/system.slice/*"]
+shim-missing = "kill"
+fail-open = true
+admit = "kill-over-min"
+placement = "binpack"
+throttle = "freeze"
+freeze-slice = "20ms"
+freeze-share = "25%"
+kill-mps = true
+metrics-address = "[::1]:9836"
 socket = "/tmp/x//s"
 runtimes = ["/usr/bin/runc"]
 sample = "50ms"
@@ -140,6 +150,7 @@ docker = "3Gi"
 cri = "report"
 [accept.cri]
 env = true
+resize-by-annotation = true
 [namespace."team-*"]
 max = "8Gi"
 min-total = "25%"
@@ -153,7 +164,11 @@ lab = { mode = "observe", require = "reactive" }
 	want := Default()
 	want.Policy.Mode = quota.ModeWarn
 	want.Policy.Overcommit = true
-	want.Unmanaged = "allow"
+	want.Unmanaged = "kill"
+	want.UnmanagedExempt = []Exempt{{ExemptComm, "Xorg"}, {ExemptCgroup, "/system.slice/*"}}
+	want.ShimMissing, want.FailOpen, want.Admit, want.Placement = "kill", true, "kill-over-min", "binpack"
+	want.Throttle, want.FreezeSlice, want.FreezeShare, want.KillMPS = "freeze", 20*time.Millisecond, 0.25, true
+	want.MetricsAddress = "[::1]:9836"
 	want.Socket = "/tmp/x/s"
 	want.Runtimes = []string{"/usr/bin/runc"}
 	want.Sample = 50 * time.Millisecond
@@ -162,7 +177,7 @@ lab = { mode = "observe", require = "reactive" }
 	want.Policy.Default[quota.EngineCRI] = quota.Default{Kind: quota.DefaultAmount, Amount: quota.Share(1, 4)}
 	want.Policy.Default[quota.EngineDocker] = quota.Default{Kind: quota.DefaultAmount, Amount: quota.Bytes(3 << 30)}
 	want.Policy.PrivilegedRefuse[quota.EngineCRI] = false
-	want.Policy.Accept[quota.EngineCRI] = quota.Accept{Keys: true, Aliases: true, Env: true}
+	want.Policy.Accept[quota.EngineCRI] = quota.Accept{Keys: true, Aliases: true, Env: true, ResizeByAnnotation: true}
 	want.Policy.Namespaces = []quota.NamespaceRule{
 		{Pattern: "lab", Mode: quota.ModeObserve, Require: quota.LevelReactive},
 		{Pattern: "team-*", Ceiling: quota.Bytes(8 << 30), MinTotal: quota.Share(1, 4), Default: &quota.Default{Kind: quota.DefaultUnlimited}},
@@ -181,17 +196,30 @@ func TestParseErrors(t *testing.T) {
 		{"mode = \"enforced\"", `E1503 c line 1: mode "enforced" is not one of enforce, warn, observe: write enforce`},
 		{"\n\nmode = 3", `E1503 c line 3: mode 3 is not one of enforce, warn, observe: put it in quotes`},
 		{"mod = \"warn\"", `E1503 c line 1: mod is not a key of this file: write mode`},
-		{"colour = 1", `E1503 c line 1: colour is not a key of this file: the keys there are mode, require, overcommit, unmanaged, shim-missing, socket, run-dir, state-dir, runtimes, hook-path, shim-delivery, shim-library, cdi-spec-dirs, cdi-kinds, nvml-library, sample, sample-idle, sample-deadline, settle, stuck-after, kill-slack, kill-slack-share, kill-interval, reserve, reserve-share, context, prepare-hold, pages-hold, resize-deadline, ended-keep, wait-socket, default, privileged, ceiling, accept, namespace`},
+		{"colour = 1", `E1503 c line 1: colour is not a key of this file: the keys there are mode, require, overcommit, unmanaged, unmanaged-exempt, shim-missing, fail-open, admit, placement, throttle, freeze-slice, freeze-share, kill-mps, socket, metrics-address, run-dir, state-dir, runtimes, hook-path, shim-delivery, shim-library, cdi-spec-dirs, cdi-kinds, nvml-library, sample, sample-idle, sample-deadline, settle, stuck-after, kill-slack, kill-slack-share, kill-interval, reserve, reserve-share, context, prepare-hold, pages-hold, resize-deadline, ended-keep, wait-socket, default, privileged, ceiling, accept, namespace`},
 		{"[ceilling]\nmax = \"4Gi\"", `E1503 c line 1: ceilling is not a key of this file: write ceiling`},
 		{"[ceiling]\nmax = \"4096\"", `E1503 c line 2: ceiling.max "4096" has no unit: write 4096Mi`},
 		{"[ceiling]\nmax = 4096", `E1503 c line 2: ceiling.max 4096 is not a quantity such as "4Gi": put it in quotes`},
 		{"[ceiling]\nmax = \"0\"", `E1503 c line 2: ceiling.max is 0, so that no container could start: write max for no ceiling`},
 		{"[ceiling]\nmin = \"4Gi\"", `E1503 c line 2: ceiling.min is not a key of this file: the keys there are max`},
 		{"require = \"hard\"", `E1505 c line 1: require "hard" is not enforced by this version of gpufence: write reactive`},
-		{"unmanaged = \"kill\"", `E1505 c line 1: unmanaged "kill" is not enforced by this version of gpufence: write allow`},
-		{"shim-missing = \"kill\"", `E1505 c line 1: shim-missing "kill" is not enforced by this version of gpufence: write report`},
+		{"unmanaged = \"kil\"", `E1503 c line 1: unmanaged "kil" is not one of allow, warn, deny, kill: write kill`},
+		{"shim-missing = true", `E1503 c line 1: shim-missing true is not one of report, kill: put it in quotes`},
+		{"unmanaged-exempt = [\"Xorg\"]", `E1503 c line 1: unmanaged-exempt has the item "Xorg", which is neither exe:/path, cgroup:/path nor comm:name`},
+		{"unmanaged-exempt = [\"exe:Xorg\"]", `E1503 c line 1: unmanaged-exempt has the item "exe:Xorg", which has no plain absolute path`},
+		{"unmanaged-exempt = [\"comm:[a\"]", `E1503 c line 1: unmanaged-exempt has the item "comm:[a", which is no pattern`},
+		{"unmanaged-exempt = [\"cgroup:/*\"]", `E1503 c line 1: unmanaged-exempt has the item "cgroup:/*", which exempts everything: write unmanaged = "allow" for that`},
+		{"fail-open = \"yes\"", `E1503 c line 1: fail-open "yes" is neither true nor false: write one of them, without quotes`},
+		{"admit = \"fre\"", `E1503 c line 1: admit "fre" is not one of free, kill-over-min: write free`},
+		{"placement = \"pack\"", `E1503 c line 1: placement "pack" is not one of spread, binpack`},
+		{"throttle = \"slow\"", `E1503 c line 1: throttle "slow" is not one of shim, freeze, off`},
+		{"freeze-slice = \"1s\"", `E1503 c line 1: freeze-slice "1s" is not between 1ms and 50ms`},
+		{"freeze-share = \"60%\"", `E1503 c line 1: freeze-share "60%" is not above 0% and at most 50%: write one such as 25%`},
+		{"freeze-share = \"0%\"", `E1503 c line 1: freeze-share "0%" is not above 0% and at most 50%: write one such as 25%`},
+		{"metrics-address = \"9836\"", `E1503 c line 1: metrics-address "9836" is not an address such as "127.0.0.1:9836"`},
+		{"metrics-address = \"example.org:9836\"", `E1503 c line 1: metrics-address "example.org:9836" is not an address such as "127.0.0.1:9836"`},
+		{"metrics-address = \"[::1]:0\"", `E1503 c line 1: metrics-address "[::1]:0" is not an address such as "127.0.0.1:9836"`},
 		{"shim-delivery = \"stub\"", `E1505 c line 1: shim-delivery "stub" is not enforced by this version of gpufence: write preload`},
-		{"[accept.cri]\nresize-by-annotation = true", `E1505 c line 2: accept.cri.resize-by-annotation "true" is not enforced by this version of gpufence: write false`},
 		{"[accept.cri]\nenv = \"yes\"", `E1503 c line 2: accept.cri.env "yes" is neither true nor false: write one of them, without quotes`},
 		{"[accept.dokcer]\nenv = true", `E1503 c line 2: accept.dokcer.env is of no engine that exists: write docker`},
 		{"[accept.lxc]\nresize-by-annotation = false", `E1503 c line 2: accept.lxc.resize-by-annotation is of no engine that exists: the engines are cri, crio, docker, podman, oci`},
