@@ -42,7 +42,9 @@ type AdmitError struct {
 	GuaranteedBytes uint64 // to others
 	// Transient: without dying memory it would fit, so waiting helps.
 	Transient bool
-	Sentence  string
+	// ShortBytes is what is missing now of what could be promised; 0 where it cannot.
+	ShortBytes uint64
+	Sentence   string
 }
 
 func (e *AdmitError) Error() string { return e.Sentence }
@@ -79,6 +81,7 @@ func Admit(in AdmitInput) error {
 	free := in.FreeBytes - min(in.FreeBytes, unused)
 	if want > free {
 		e := &AdmitError{AdmitInput: in, WantBytes: want, AvailableBytes: free, GuaranteedBytes: guaranteed}
+		e.ShortBytes = add(want, unused) - in.FreeBytes
 		e.Transient = want <= add(free, in.DyingBytes)
 		e.Sentence = fmt.Sprintf("memory.min %s is not free now on %s: %s are free, %s of them promised to others and not yet used",
 			quota.HumanBytes(in.MinBytes), in.UUID, quota.HumanBytes(in.FreeBytes), quota.HumanBytes(min(unused, in.FreeBytes)))

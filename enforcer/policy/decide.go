@@ -109,18 +109,71 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 		if !ok {
 			continue
 		}
-		if mode := byContainer[kill.Container].fact.Mode; mode == quota.ModeObserve || mode == quota.ModeWarn {
-			if sc := g.scope(v.level); !sc.reported {
+		sc := g.scope(v.level)
+		switch mode := byContainer[kill.Container].fact.Mode; {
+		case mode == quota.ModeObserve || mode == quota.ModeWarn:
+			if !sc.reported {
 				sc.reported = true
 				out.WouldKill = append(out.WouldKill, kill)
 			}
-			continue
-		}
-		if out.Kill == nil {
+		case g.withhold(&kill):
+			if !sc.reported {
+				sc.reported = true
+				out.Withheld = append(out.Withheld, kill)
+			}
+		case out.Kill == nil:
 			out.Kill = &kill
 			g.markKilled(kill, in, out)
 		}
 	}
+	if out.Kill == nil && g.cfg.UnmanagedKill {
+		g.killUnmanaged(in, out)
+	}
+}
+
+// withhold says whether a kill is not done: killing a client of an MPS server with work in flight
+// can fault every other client of it, which are other containers' processes.
+func (g *GPU) withhold(k *Kill) bool {
+	if g.cfg.KillMPS {
+		return false
+	}
+	for _, p := range g.order {
+		if p.container == k.Container && p.mps && p.state == Live && (k.Group || p.pid == k.PID && p.start == k.Start) {
+			k.Withheld = fmt.Sprintf("process %d is a client of an MPS server, and killing it can fault the others there", p.pid)
+			return true
+		}
+	}
+	return false
+}
+
+// killUnmanaged picks the largest process that did not come through gpufence. It was in two
+// complete answers as such, like any victim.
+func (g *GPU) killUnmanaged(in Input, out *Output) {
+	var victim *process
+	var others []Candidate
+	for _, p := range g.order {
+		if _, ours := out.Containers[p.container]; ours || p.exempt || p.start == 0 || !p.listed || !p.known || p.answers < 2 ||
+			in.Sample.Began-p.firstSeen < g.cfg.KillInterval || p.quiet(in.Now, g.cfg.KillRetry) || p.mps && !g.cfg.KillMPS {
+			continue
+		}
+		others = append(others, Candidate{Name: fmt.Sprintf("%s (process %d)", p.comm, p.pid), UsedBytes: p.nvml})
+		if victim == nil || p.nvml > victim.nvml {
+			victim = p
+		}
+	}
+	if victim == nil {
+		return
+	}
+	slices.SortStableFunc(others, func(a, b Candidate) int { return cmp.Compare(b.UsedBytes, a.UsedBytes) })
+	k := Kill{
+		Scope: "unmanaged", PID: victim.pid, Start: victim.start, PIDs: []int{victim.pid}, UsedBytes: victim.nvml,
+		First: victim.firstSeen, Second: in.Sample.Began, Candidates: others[:min(len(others), maxCandidates)], Again: victim.killed,
+	}
+	k.Reason = fmt.Sprintf("kill process %d (%s): it uses %s (%d bytes) on %s, did not come through gpufence and is not exempt (unmanaged = \"kill\")",
+		k.PID, victim.comm, quota.HumanBytes(k.UsedBytes), k.UsedBytes, g.uuid)
+	victim.killed, victim.killedAt = true, in.Now
+	victim.kills++
+	out.Kill = &k
 }
 
 // judge keeps the row of samples above a limit and says whether it is long enough.
@@ -164,9 +217,14 @@ func (g *GPU) victim(v verdict, in Input) (Kill, bool) {
 		k.SlackBytes = 0
 	}
 	k.ThresholdBytes = add(k.MaxBytes, k.SlackBytes)
+	k.Again = true
 	for _, p := range u.procs {
 		k.PIDs = append(k.PIDs, p.pid)
+		// One that was killed and is judged again did not go.
+		k.Escalated = k.Escalated || p.killed && !k.Group
+		k.Again = k.Again && p.killed && p.killedGroup
 	}
+	k.Group = k.Group || k.Escalated
 	for _, m := range members[:min(len(members), maxCandidates)] {
 		k.Candidates = append(k.Candidates, Candidate{
 			Container: m.fact.ID, Name: m.fact.Name, UsedBytes: m.bytes, MaxBytes: m.fact.Container.Max, Over: over(m) > 0,
@@ -202,6 +260,12 @@ func (g *GPU) reason(k Kill, u *usage) string {
 		fmt.Fprintf(&b, ", more than memory.max %s (%d) plus slack %s (%d), in 2 samples %v apart",
 			quota.HumanBytes(k.MaxBytes), k.MaxBytes, quota.HumanBytes(k.SlackBytes), k.SlackBytes, (k.Second - k.First).Round(time.Millisecond))
 	}
+	switch {
+	case k.Again:
+		b.WriteString("; it was killed before and is not gone")
+	case k.Escalated:
+		b.WriteString("; the whole container, since a process of it was killed before and is not gone")
+	}
 	b.WriteString("; candidates: ")
 	for i, c := range k.Candidates {
 		if i > 0 {
@@ -235,7 +299,8 @@ func (g *GPU) markKilled(k Kill, in Input, out *Output) {
 		if p.listed && p.slotIndex < 0 {
 			without = append(without, p.pid)
 		}
-		p.killed, p.killedAt = true, in.Now
+		p.killed, p.killedAt, p.killedGroup = true, in.Now, k.Group
+		p.kills++
 	}
 	if len(without) == 0 {
 		return

@@ -30,13 +30,22 @@ type Config struct {
 	KillSlackShare float64       // 0.02 of the limit; the greater of the two
 	// ManagedAttributed: this driver counts managed pages for their process.
 	ManagedAttributed bool
+	// KillMPS lets clients of an MPS server be killed, which can fault their peers.
+	KillMPS bool
+	// UnmanagedKill kills GPU processes that did not come through gpufence and are not exempt.
+	UnmanagedKill bool
+	// FreezeShare is the greatest part of the time that a container above memory.high whose
+	// processes no shim slows is frozen; 0 for never.
+	FreezeShare float64
+	// Horizon is how far a container's growth is looked ahead (see [ContainerState.Rising]).
+	Horizon time.Duration
 }
 
 // DefaultConfig are the defaults of node policy.
 func DefaultConfig() Config {
 	return Config{
 		Settle: time.Second, StuckAfter: 10 * time.Second, ShimGrace: 5 * time.Second,
-		KillInterval: 20 * time.Millisecond, KillRetry: 2 * time.Second,
+		KillInterval: 20 * time.Millisecond, KillRetry: 2 * time.Second, Horizon: 250 * time.Millisecond,
 		KillSlackBytes: 64 << 20, KillSlackShare: 0.02,
 	}
 }
@@ -80,6 +89,7 @@ type ProcFact struct {
 	Container ContainerID // "" for none of ours
 	State     ProcState
 	Comm      string
+	Exempt    bool // none of ours, and the node's policy knows of it
 }
 
 // SlotFact is a slot of a pod's ledger that is not free, with its numbers on this GPU.
@@ -121,6 +131,10 @@ type ContainerFact struct {
 	Mode      quota.Mode
 	// ShimAbsent, when not empty, says why its processes cannot load the shim.
 	ShimAbsent string
+	// Priority and Started order those that may have to make room: the lower and the younger
+	// first.
+	Priority int
+	Started  time.Duration
 }
 
 // Sample is what NVML said.
@@ -142,6 +156,7 @@ type ProcessUse struct {
 	PID   int
 	Bytes uint64
 	Known bool
+	MPS   bool // a client of an MPS server
 }
 
 // Input is one step.
@@ -160,11 +175,15 @@ type Output struct {
 	Pods       map[PodID]PodState
 	Processes  []ProcessState // by rising pid
 
-	UnmanagedBytes    uint64 // processes that did not come through gpufence
-	UnattributedBytes uint64 // used, but by no process
-	DyingBytes        uint64 // all of them, stuck ones too
-	Known             bool   // the sample was complete and the device's numbers known
-	Why               string
+	UnmanagedBytes uint64 // processes that did not come through gpufence
+	// UnmanagedSteadyBytes is the least of them in the last settle: a burst is no reason to
+	// refuse a start.
+	UnmanagedSteadyBytes uint64
+	Unmanaged            []ProcessState // those that live and are not exempt, in two answers
+	UnattributedBytes    uint64         // used, but by no process
+	DyingBytes           uint64         // all of them, stuck ones too
+	Known                bool           // the sample was complete and the device's numbers known
+	Why                  string
 
 	// MarkDying are slots whose owner exited.
 	MarkDying []SlotRef
@@ -173,6 +192,7 @@ type Output struct {
 
 	Kill      *Kill  // to be done now; at most one
 	WouldKill []Kill // in mode observe or warn, once an episode
+	Withheld  []Kill // whose Withheld says why nobody is killed, once an episode
 
 	Stuck   []ProcessState // became stuck in this step
 	Resizes []ResizeChange // that ended in this step
@@ -199,10 +219,16 @@ type ContainerState struct {
 	ExcessBytes  uint64 // to publish
 	DyingBytes   uint64 // exited, still listed, not yet stuck
 	StuckBytes   uint64
+	SteadyBytes  uint64 // the smaller NVMLBytes of the last two complete answers
 	PeakBytes    uint64 // greatest ChargedBytes since this GPU's state was made
 	Known        bool   // NVML answered and every process's size is known
 	OverMax      bool   // this sample counts for over_max
-	Shim         Shim
+	// Rising: processes without a slot grow so fast that the limit may be crossed within the
+	// horizon, so the next sample should not wait for a whole period.
+	Rising bool
+	// FreezeShare is the part of the time for which the container is to be frozen.
+	FreezeShare float64
+	Shim        Shim
 	// PublishedMax is what the limits page shows: the grant, or a pending resize's target.
 	PublishedMax uint64
 }
@@ -244,13 +270,15 @@ type ProcessState struct {
 
 // Kill is a decision.
 type Kill struct {
-	Container ContainerID
+	Container ContainerID // "" for an unmanaged process
 	Pod       PodID
-	Scope     string // container, pod: whose limit
-	Group     bool   // the whole container; else PID only
-	PID       int    // largest GPU process of the container
-	Start     uint64
-	PIDs      []int // its live GPU processes, largest first
+	// Scope is whose limit was crossed: container or pod; room for one that has to go for a
+	// guarantee, unmanaged for a process that did not come through gpufence.
+	Scope string
+	Group bool // the whole container; else PID only
+	PID   int  // largest GPU process of the container
+	Start uint64
+	PIDs  []int // its live GPU processes, largest first
 
 	UsedBytes      uint64 // of the scope
 	MaxBytes       uint64
@@ -259,6 +287,11 @@ type Kill struct {
 	First, Second  time.Duration // when the two samples' calls began
 	Candidates     []Candidate   // considered, best first
 	Forced         bool          // by a resize with force
+	// Escalated: the whole container, since a process of it that was killed did not go. Again:
+	// all of it was killed before and is not gone, so it is not counted again.
+	Escalated bool
+	Again     bool
+	Withheld  string // why it is not done
 
 	Reason  string // one sentence with the numbers, for the journal
 	Message string // one sentence for the termination message

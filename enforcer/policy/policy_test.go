@@ -568,14 +568,19 @@ func TestKill(t *testing.T) {
 func TestKillOnlyOncePerRetry(t *testing.T) {
 	w := newWorld(t, container("a", gib))
 	w.bare(1, "a", 2*gib)
-	kills := 0
-	for range 60 { // 6 s: it does not die
-		if w.step().Kill != nil {
-			kills++
+	var kills []Kill
+	for range 160 { // 16 s: it does not die
+		if k := w.step().Kill; k != nil {
+			kills = append(kills, *k)
 		}
 	}
-	if kills != 3 {
-		t.Errorf("%d kills in 6 s", kills)
+	if len(kills) != 4 { // at 0, 2, 6 and 14 s
+		t.Fatalf("%d kills in 16 s", len(kills))
+	}
+	for i, k := range kills {
+		if k.Again != (i > 0) || k.Escalated || strings.Contains(k.Reason, "killed before") != (i > 0) {
+			t.Errorf("kill %d: %+v", i, k)
+		}
 	}
 }
 

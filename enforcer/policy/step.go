@@ -32,6 +32,7 @@ type GPU struct {
 
 	unattributedBefore uint64
 	haveUnattributed   bool
+	foreign            []foreignUse // of the last settle
 	unmanaged          uint64
 	unattributed       uint64
 }
@@ -47,6 +48,10 @@ type process struct {
 	container ContainerID
 	comm      string
 	state     ProcState
+	exempt    bool
+	mps       bool          // in the newest complete answer
+	answers   int           // complete ones in a row that list it
+	firstSeen time.Duration // when the call of the first of them began
 	exitedAt  time.Duration // of Exited
 	stuck     bool
 	gone      bool // exited, and NVML has left it out
@@ -60,22 +65,34 @@ type process struct {
 	haveRaw   bool
 	excess    uint64
 
-	slotless  time.Duration // since when a live GPU process has no slot
-	isNoSlot  bool
-	killed    bool
-	killedAt  time.Duration
-	slotIndex int  // -1
-	left      bool // a slot of its own has lost its lock
-	gap       bool // peaks of its slots may be missing
-	device    uint64
-	managed   uint64
-	swap      uint64
-	greatest  uint64 // charge over the last settle
+	slotless    time.Duration // since when a live GPU process has no slot
+	isNoSlot    bool
+	killed      bool
+	killedAt    time.Duration
+	kills       int
+	killedGroup bool // with its whole container
+	slotIndex   int  // -1
+	left        bool // a slot of its own has lost its lock
+	gap         bool // peaks of its slots may be missing
+	device      uint64
+	managed     uint64
+	swap        uint64
+	greatest    uint64 // charge over the last settle
 }
 
 // quiet says that a process counts for no kill and has no excess: it is on its way out.
+// One that was killed and does not go is judged again, at growing distances.
 func (p *process) quiet(now, retry time.Duration) bool {
-	return p.state != Live || p.killed && now-p.killedAt < retry
+	return p.state != Live || p.killed && now-p.killedAt < retry<<min(max(p.kills, 1)-1, maxBackOff)
+}
+
+// maxBackOff bounds how often the distance between two kills of one process doubles.
+const maxBackOff = 5
+
+// foreignUse is what unmanaged processes held in a complete answer.
+type foreignUse struct {
+	began time.Duration
+	bytes uint64
 }
 
 // dead bytes are what an exited process may still hold.
@@ -112,8 +129,13 @@ type scope struct {
 	peak     uint64
 	over     bool // above limit + slack in the newest complete answer
 	since    time.Duration
-	reported bool // of a would-be kill, this episode
+	reported bool // of a would-be or withheld kill, this episode
 	charged  uint64
+	// The newest complete answers, the older first.
+	nvml    [2]uint64
+	began   [2]time.Duration
+	answers int
+	rising  time.Duration // until when it counts as rising
 }
 
 // NewGPU makes one. uuid is used in sentences.
@@ -189,7 +211,7 @@ func (g *GPU) trackProcesses(in Input, facts map[int]ProcFact) {
 		if p.state == Exited {
 			p.stuck, p.gone = false, false // it lives: what was said before was wrong
 		}
-		p.state = f.State
+		p.state, p.exempt = f.State, f.Exempt
 		if f.Comm != "" {
 			p.comm = f.Comm
 		}
@@ -203,7 +225,7 @@ func (g *GPU) trackProcesses(in Input, facts map[int]ProcFact) {
 		if g.processes[key] != nil || f.State == Unreadable {
 			continue
 		}
-		p := &process{procKey: key, container: f.Container, comm: f.Comm, state: f.State, slotIndex: -1}
+		p := &process{procKey: key, container: f.Container, comm: f.Comm, state: f.State, exempt: f.Exempt, slotIndex: -1}
 		if f.State == Exited {
 			p.exitedAt = in.Now
 		}
@@ -263,9 +285,16 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 	for _, p := range g.processes {
 		row, ok := rows[p]
 		p.listed = ok
-		p.nvml, p.known = 0, true
-		if ok {
+		p.nvml, p.known, p.mps = 0, true, false
+		if !ok {
+			p.answers = 0
+		} else {
 			p.listedOnce = true
+			p.mps = row.MPS
+			if p.answers == 0 {
+				p.firstSeen = in.Sample.Began
+			}
+			p.answers++
 			p.gone = false
 			p.known = row.Known
 			if row.Known {
@@ -539,6 +568,15 @@ func (g *GPU) sum(in Input, out *Output) {
 		sc.charged = add(s.ChargedBytes, s.DyingBytes)
 		sc.peak = max(sc.peak, s.ChargedBytes)
 		s.PeakBytes = sc.peak
+		bare := g.bareBytes(c.ID, in)
+		if known {
+			sc.answer(in.Sample.Began, s.NVMLBytes)
+		}
+		s.SteadyBytes = sc.steady()
+		s.Rising = sc.isRising(bare > 0, min(s.PublishedMax, c.Container.Max, c.PodLimits.Max), in, g.cfg.Horizon)
+		if c.Mode == quota.ModeEnforce && s.Known {
+			s.FreezeShare = freezeShare(bare, s.SteadyBytes, min(c.Container.High, c.PodLimits.High), g.cfg.FreezeShare)
+		}
 		s.Shim = g.shim(in, c)
 		out.Containers[c.ID] = s
 
@@ -591,6 +629,17 @@ func (g *GPU) device(in Input, out *Output) {
 	out.DyingBytes = dying
 	if in.Sample.Complete {
 		g.unmanaged = unmanaged
+		g.foreign = append(slices.DeleteFunc(g.foreign, func(f foreignUse) bool { return in.Sample.Began-f.began > g.cfg.Settle }),
+			foreignUse{in.Sample.Began, unmanaged})
+	}
+	out.UnmanagedSteadyBytes = g.unmanaged
+	for _, f := range g.foreign {
+		out.UnmanagedSteadyBytes = min(out.UnmanagedSteadyBytes, f.bytes)
+	}
+	for _, p := range g.order {
+		if _, ours := out.Containers[p.container]; !ours && !p.exempt && p.state == Live && p.listed && p.answers >= 2 {
+			out.Unmanaged = append(out.Unmanaged, g.describe(p))
+		}
 	}
 	if known {
 		explained := add(listed, managed)
@@ -604,6 +653,58 @@ func (g *GPU) device(in Input, out *Output) {
 		g.unattributedBefore, g.haveUnattributed = raw, true
 	}
 	out.UnmanagedBytes, out.UnattributedBytes = g.unmanaged, g.unattributed
+}
+
+// bareBytes are what a container's live processes without a slot hold.
+func (g *GPU) bareBytes(id ContainerID, in Input) (sum uint64) {
+	for _, p := range g.order {
+		if p.container == id && p.listed && p.slotIndex < 0 && !p.quiet(in.Now, g.cfg.KillRetry) {
+			sum = add(sum, p.nvml)
+		}
+	}
+	return sum
+}
+
+// answer takes what a complete answer says of the scope.
+func (s *scope) answer(began time.Duration, bytes uint64) {
+	s.nvml, s.began = [2]uint64{s.nvml[1], bytes}, [2]time.Duration{s.began[1], began}
+	s.answers++
+}
+
+func (s *scope) steady() uint64 {
+	if s.answers < 2 {
+		return 0
+	}
+	return min(s.nvml[0], s.nvml[1])
+}
+
+// isRising says whether growth as between the newest two answers would cross the limit within the
+// horizon. It stays so for one horizon, as growth comes in steps.
+func (s *scope) isRising(bare bool, limit uint64, in Input, horizon time.Duration) bool {
+	if !bare || limit == quota.Unlimited {
+		s.rising = 0
+		return false
+	}
+	if grown, took := s.nvml[1]-min(s.nvml[1], s.nvml[0]), s.began[1]-s.began[0]; s.answers >= 2 && grown > 0 && took > 0 {
+		ahead := float64(s.nvml[1]) + float64(grown)*float64(horizon)/float64(took)
+		if ahead > float64(limit) {
+			s.rising = in.Now + horizon
+		}
+	}
+	return in.Now < s.rising
+}
+
+// freezeShare is the part of the time for which a container above memory.high is frozen: a tenth
+// of high above it is half of the most, a fifth is all of it. Processes with a slot are slowed by
+// their shim, so without others there is none.
+func freezeShare(bare, used, high uint64, most float64) float64 {
+	if most <= 0 || bare == 0 || high == quota.Unlimited || used <= high {
+		return 0
+	}
+	if high == 0 {
+		return most
+	}
+	return most * min(1, float64(used-high)/float64(high)*5)
 }
 
 // shim says what is seen of a container's shim. Without GPU processes the last word stays.
