@@ -19,7 +19,7 @@ result() { # name, what is wrong (empty: nothing)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-objdump -T "$library" | awk '$4 != "*UND*" && $3 != "*UND*" && NF > 5 {print $NF}' | sort >"$scratch/exported"
+objdump -T "$library" | awk '$2 ~ /^[gw]/ && $3 != "*UND*" && $4 != "*UND*" {print $NF}' | sort >"$scratch/exported"
 sed -n 's/^\t\([a-zA-Z0-9_]*\);$/\1/p' "$map" | sort >"$scratch/allowed"
 result "exports exactly the names of $map" "$(diff "$scratch/allowed" "$scratch/exported" | grep '^[<>]' || true)"
 
@@ -46,17 +46,17 @@ result "has no writable and executable memory, no executable stack" \
 	"$(readelf -lW "$library" | awk '$1 == "LOAD" && /RWE/ {print}; $1 == "GNU_STACK" && /E *0x/ {print}')"
 result "dlsym calls nothing that another library may have taken" \
 	"$(for o in dlsym objects elf_view table thunk; do nm -u "$objects/$o".?.o; done | awk '{print $2}' |
-		grep -Evx 'dl_iterate_phdr|_r_debug|__stack_chk_fail|_DYNAMIC|_GLOBAL_OFFSET_TABLE_|(objects|elf|real|table|hook|gpufence)_.*|table' || true)"
+		grep -Evx 'dl_iterate_phdr|_r_debug|__stack_chk_(fail|guard)|_DYNAMIC|_GLOBAL_OFFSET_TABLE_|(objects|elf|real|table|hook|gpufence)_.*|table' || true)"
 tls=$(readelf -lW "$library" | awk '$1 == "TLS" {print $6}')
 result "has at most 16 bytes of thread-local storage" "$([ -z "$tls" ] || [ $((tls)) -le 16 ] || echo "$tls")"
 for entry in dlsym dlvsym; do
 	code=$(objdump -d --no-show-raw-insn --disassemble="$entry" "$library")
 	case $(objdump -f "$library" | sed -n 's/^architecture: \([^,]*\),.*/\1/p') in
 	i386:x86-64) jump='jmp +\*%r11' ret='ret' ;;
-	aarch64) jump='br	x16' ret='ret' ;;
+	aarch64) jump='br[[:space:]]x16' ret='ret' ;;
 	*) jump=none ret=none ;;
 	esac
-	calls=$(printf '%s\n' "$code" | grep -Ec '	(call|bl) ' || true)
+	calls=$(printf '%s\n' "$code" | grep -Ec '[[:space:]](call|bl)[[:space:]]' || true)
 	result "$entry reaches the true one by a jump" "$(
 		printf '%s\n' "$code" | grep -Eq "$jump" || echo 'no jump'
 		printf '%s\n' "$code" | grep -Eq "$ret" || echo 'no return'
