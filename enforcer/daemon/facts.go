@@ -272,7 +272,9 @@ func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
 	}
 	rt.snapshot = s
 	d.findOwners(p, rt)
-	p.Totals.Observe(s, rt.slotContainer)
+	if p.Totals.Observe(s, rt.slotContainer) {
+		d.dirty[p.Name] = true
+	}
 }
 
 // contextSeen is a process that charged one context and nothing else.

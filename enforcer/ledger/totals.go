@@ -26,16 +26,18 @@ type seenEvents struct {
 
 // Observe folds a snapshot in; call it for each one, and once more right before a slot is
 // reclaimed. container says whose a slot is, "" for nobody's: its events wait until it is known.
-func (t *Totals) Observe(s *Snapshot, container func(slot *Slot) string) {
+// It says whether there was anything new: what is to be shown must be saved before.
+func (t *Totals) Observe(s *Snapshot, container func(slot *Slot) string) bool {
+	changed := false
 	for i := range s.Slots {
-		t.fold(&s.Slots[i], container(&s.Slots[i]))
+		changed = t.fold(&s.Slots[i], container(&s.Slots[i])) || changed
 	}
-	t.fold(&s.Overflow, container(&s.Overflow))
+	return t.fold(&s.Overflow, container(&s.Overflow)) || changed
 }
 
-func (t *Totals) fold(s *Slot, container string) {
+func (t *Totals) fold(s *Slot, container string) (changed bool) {
 	if container == "" {
-		return
+		return false
 	}
 	for gpu := range s.GPU {
 		now := s.GPU[gpu].Events
@@ -58,6 +60,7 @@ func (t *Totals) fold(s *Slot, container string) {
 			// Within a generation a counter that fell is a lie; the greatest seen stays.
 			now = SlotEvents{max(now.Max, last.Events.Max), max(now.Device, last.Events.Device), max(now.High, last.Events.High)}
 		}
+		changed = changed || add != (SlotEvents{})
 		t.seen[key] = seenEvents{s.Generation, now}
 		if t.totals[container] == nil {
 			t.totals[container] = map[int]SlotEvents{}
@@ -67,6 +70,7 @@ func (t *Totals) fold(s *Slot, container string) {
 			saturate(sum.Max, add.Max), saturate(sum.Device, add.Device), saturate(sum.High, add.High),
 		}
 	}
+	return changed
 }
 
 // delta is how far a counter went. Neither reclaim nor a claim resets a slot's events, so they go on
