@@ -111,13 +111,18 @@ func (d *Daemon) adoptPages(c *registry.Container) error {
 // and saving them. Those of a damaged state file stay, since its containers still use them; they
 // are told from strays by the file that was put aside.
 func (d *Daemon) removeStrays() {
-	entries, err := os.ReadDir(filepath.Join(d.cfg.RunDir, "pods"))
-	if err != nil {
-		d.once("strays", err)
-		return
+	names := map[string]bool{}
+	for _, dir := range []string{"pods", "preload"} { // a crash may have come between the two
+		entries, err := os.ReadDir(filepath.Join(d.cfg.RunDir, dir))
+		if err != nil {
+			d.once("strays", err)
+			return
+		}
+		for _, e := range entries {
+			names[e.Name()] = true
+		}
 	}
-	for _, e := range entries {
-		name := e.Name()
+	for name := range names {
 		if p := d.reg.Pod(name); p != nil && p.HasPages() {
 			d.removeStrayContainers(p)
 			continue

@@ -249,9 +249,16 @@ func TestStraysAreRemoved(t *testing.T) {
 	if err := os.Remove(filepath.Join(b.cfg.RunDir, "state", registry.PodName(quota.EngineCRI, "k8s.io", "pod-b")+".json")); err != nil {
 		t.Fatal(err)
 	}
+	// And as after one between removing a pod's pages and what is left of it.
+	left := filepath.Join(b.cfg.RunDir, "preload", "podc-gone")
+	if err := os.Mkdir(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	b.start()
-	if entries, err := os.ReadDir(filepath.Join(b.cfg.RunDir, "pods")); err != nil || len(entries) != 1 {
-		t.Errorf("pages: %v, %v", entries, err)
+	for _, dir := range []string{"pods", "preload"} {
+		if entries, err := os.ReadDir(filepath.Join(b.cfg.RunDir, dir)); err != nil || len(entries) != 1 {
+			t.Errorf("%s: %v, %v", dir, entries, err)
+		}
 	}
 	if v := b.view("a"); v.PID != p.pid || v.State != "running" {
 		t.Errorf("a: %+v", v)

@@ -347,12 +347,15 @@ func (d *Daemon) dropPages(c *registry.Container) {
 		errs = append(errs, err)
 	}
 	c.Pages = false
-	if !p.HasPages() && rt.pages != nil {
-		errs = append(errs, rt.pages.Remove())
-		rt.pages, rt.snapshot = nil, nil
-		clear(rt.owners)
-		// The next ledger of the pod begins with empty slots.
-		p.Totals = &ledger.Totals{}
+	if !p.HasPages() {
+		if rt.pages != nil {
+			errs = append(errs, rt.pages.Remove())
+			rt.pages, rt.snapshot = nil, nil
+			clear(rt.owners)
+			// The next ledger of the pod begins with empty slots.
+			p.Totals = &ledger.Totals{}
+		}
+		// Also where a crash has taken the pages before: who comes after finds no pages to remove.
 		if err := os.Remove(filepath.Dir(d.preloadPath(c))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
