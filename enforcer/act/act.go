@@ -9,6 +9,8 @@
 //     number that may have been reused.
 //   - A kill ends by its deadline, whatever hangs.
 //   - A path that a container can influence is never followed through a symbolic link.
+//   - What we freeze is thawed after [MaxSlice], whichever of us is killed at whatever moment; what
+//     somebody else froze is left alone.
 //
 // /proc and /sys/fs/cgroup are parameters, so that tests bring their own.
 package act

@@ -566,3 +566,61 @@ func (h *Host) Owner(pid int, registered []Cgroup) (p Process, c Cgroup, ok bool
 	}
 	return p, c, ok, nil
 }
+
+// Identity is a process as node policy may name it. Exe is empty where the process is not in our
+// mount namespace, in which any path could be anything, or where it cannot be read.
+type Identity struct {
+	Exe    string
+	Cgroup string // in the v2 hierarchy, else where systemd keeps its units
+}
+
+// Identify looks at a process that started then.
+func (h *Host) Identify(pid int, start uint64) (id Identity, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("identify process %d: %w", pid, err)
+		}
+	}()
+	paths, err := h.paths(pid)
+	if err != nil {
+		return id, err
+	}
+	id.Cgroup = paths[unified]
+	if id.Cgroup == "" || id.Cgroup == "/" {
+		if p := paths["name=systemd"]; p != "" {
+			id.Cgroup = p
+		}
+	}
+	own, err := os.Readlink(h.path(h.self, "ns/mnt"))
+	if err != nil {
+		return id, err
+	}
+	// Kernel threads and what exits have neither.
+	if ns, err := os.Readlink(h.path(pid, "ns/mnt")); err == nil && ns == own {
+		if exe, err := os.Readlink(h.path(pid, "exe")); err == nil {
+			id.Exe = strings.TrimSuffix(exe, " (deleted)") // replaced by an upgrade while it runs
+		}
+	}
+	s, err := h.stat(h.path(pid, "stat"))
+	if err != nil {
+		return Identity{}, err
+	}
+	if s.start != start {
+		return Identity{}, ErrUnstable
+	}
+	return id, nil
+}
+
+// Priority orders containers by what their engine told the kernel's OOM killer of the first
+// process: the lower, the sooner it may go. 0 where it cannot be read.
+func (h *Host) Priority(pid int) int {
+	b, err := os.ReadFile(h.path(pid, "oom_score_adj"))
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0
+	}
+	return -n
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -371,5 +372,40 @@ func TestOwner(t *testing.T) {
 	f.write("cgroup/freezer/pod/c10/cgroup.procs", "nine\n")
 	if _, err := h.Procs(identify("freezer", "/pod/c10")); err == nil {
 		t.Error("garbage in cgroup.procs was understood")
+	}
+}
+
+func TestIdentify(t *testing.T) {
+	h, err := NewHost("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := h.Process(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := h.Identify(p.PID, p.Start)
+	if err != nil || id.Exe != exe || !strings.HasPrefix(id.Cgroup, "/") {
+		t.Errorf("%+v, %v", id, err)
+	}
+	if _, err := h.Identify(p.PID, p.Start+1); !errors.Is(err, ErrUnstable) {
+		t.Errorf("another process of that pid: %v", err)
+	}
+	if _, err := h.Identify(1<<22-1, 1); !errors.Is(err, ErrGone) {
+		t.Errorf("nobody: %v", err)
+	}
+	text, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strconv.Itoa(-h.Priority(p.PID)), strings.TrimSpace(string(text)); got != want {
+		t.Errorf("priority -%s, want -%s", got, want)
+	}
+	if h.Priority(1<<22-1) != 0 {
+		t.Error("nobody's priority")
 	}
 }

@@ -21,6 +21,12 @@ import (
 
 // TestMain also is the program that the tests start in cgroups.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == GuardCommand {
+		if err := GuardMain(os.Stdin, os.Stdout, os.Args[2]); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	switch os.Getenv("ACT_TEST_CHILD") {
 	case "sleep":
 		fmt.Println("ready")

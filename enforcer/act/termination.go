@@ -26,7 +26,7 @@ var (
 )
 
 // TerminationMessage appends a line to a container's termination log on the host: a regular file
-// that is there, reached through no symbolic link, at most 4096 bytes in all; a line that does not
+// that is there, reached through no symbolic link but root's own, at most 4096 bytes in all; a line that does not
 // fit whole is cut. Errors are typed: [ErrNotRegular], [ErrSymlink], [ErrFull], fs.ErrNotExist. It
 // may hang with the file system: call it with a bound.
 func TerminationMessage(path, line string) (err error) {
@@ -86,7 +86,9 @@ func cut(text string, n int) string {
 	return text[:n] + "\n"
 }
 
-// openBeneathRoot opens an absolute path with O_PATH and follows no symbolic link on the way.
+// openBeneathRoot opens an absolute path with O_PATH. It follows no symbolic link that anybody but
+// root can have put there; one of root's own, such as a kubelet folder that was moved to another
+// disk, is the node's owner's way of saying where things are.
 func openBeneathRoot(path string) (int, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return -1, &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
@@ -99,42 +101,89 @@ func openBeneathRoot(path string) (int, error) {
 	switch {
 	case err == nil:
 		return fd, nil
-	case errors.Is(err, unix.ELOOP):
-		return -1, ErrSymlink
-	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
-		// Before Linux 5.6, or a seccomp filter that does not know it.
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
+		// A link, or before Linux 5.6, or a seccomp filter that does not know the call.
 		return openStepwise(path)
 	default:
 		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 }
 
+// maxLinks bounds how many links are followed, as the kernel does.
+const maxLinks = 40
+
 // openStepwise is the same, one component at a time.
 func openStepwise(path string) (fd int, err error) {
-	dir, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, &fs.PathError{Op: "open", Path: "/", Err: err}
+	root := func() (int, error) {
+		fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return fd, wrap("open", "/", err)
 	}
-	components := strings.Split(strings.TrimPrefix(path, "/"), "/")
-	for i, name := range components {
-		next, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		err = errors.Join(wrap("open", path, err), wrap("close", path, unix.Close(dir)))
-		if err != nil {
-			return -1, err
+	dir, err := root()
+	if err != nil {
+		return -1, err
+	}
+	// At the end dir is what was opened, or it is closed.
+	defer func() {
+		if err != nil && dir >= 0 {
+			err = errors.Join(err, wrap("close", path, unix.Close(dir)))
 		}
+	}()
+	left := components(path)
+	links, trusted := 0, true
+	for len(left) > 0 {
+		name := left[0]
+		left = left[1:]
 		var s unix.Stat_t
+		if err := unix.Fstat(dir, &s); err != nil {
+			return -1, wrap("stat", path, err)
+		}
+		if s.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return -1, wrap("open", path, unix.ENOTDIR)
+		}
+		trusted = trusted && s.Uid == 0 && s.Mode&0o022 == 0
+		next, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return -1, wrap("open", path, err)
+		}
 		if err := unix.Fstat(next, &s); err != nil {
 			return -1, errors.Join(wrap("stat", path, err), wrap("close", path, unix.Close(next)))
 		}
-		if s.Mode&unix.S_IFMT == unix.S_IFLNK {
-			return -1, errors.Join(ErrSymlink, wrap("close", path, unix.Close(next)))
+		if s.Mode&unix.S_IFMT != unix.S_IFLNK {
+			old := dir
+			dir = next
+			if err := unix.Close(old); err != nil {
+				return -1, wrap("close", path, err)
+			}
+			continue
 		}
-		if i < len(components)-1 && s.Mode&unix.S_IFMT != unix.S_IFDIR {
-			return -1, errors.Join(wrap("open", path, unix.ENOTDIR), wrap("close", path, unix.Close(next)))
+		target := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(next, "", target)
+		if err = errors.Join(err, unix.Close(next)); err != nil {
+			return -1, wrap("readlink", path, err)
 		}
-		dir = next
+		links++
+		// The last component is the container's, whoever owns it.
+		if !trusted || s.Uid != 0 || len(left) == 0 || links > maxLinks || n == 0 || n == len(target) {
+			return -1, ErrSymlink
+		}
+		to := string(target[:n])
+		left = append(components(to), left...)
+		if filepath.IsAbs(to) {
+			old := dir
+			if dir, err = root(); err != nil {
+				return -1, errors.Join(err, wrap("close", path, unix.Close(old)))
+			}
+			if err := unix.Close(old); err != nil {
+				return -1, wrap("close", path, err)
+			}
+		}
 	}
 	return dir, nil
+}
+
+// components are the names in a path.
+func components(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 }
 
 func wrap(op, path string, err error) error {

@@ -103,3 +103,49 @@ func TestCut(t *testing.T) {
 		}
 	}
 }
+
+// A link of root's own in folders that only root may write is followed, as where the kubelet's folder
+// was moved to another disk; any other is not, and the last component never.
+func TestTerminationMessageThroughRootsLink(t *testing.T) {
+	if os.Geteuid() != 0 {
+		cannot(t, "it takes root's folders")
+	}
+	dir, err := os.MkdirTemp("/run", "gpufence-act-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	path := func(name string) string { return filepath.Join(dir, name) }
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.MkdirAll(path("disk/kubelet/pods"), 0o755))
+	must(os.WriteFile(path("disk/kubelet/pods/log"), nil, 0o666))
+	must(os.Symlink(path("disk/kubelet"), path("absolute")))
+	must(os.Symlink("disk/../disk/kubelet", path("relative")))
+	must(os.Symlink("absolute", path("twice")))
+	must(os.Symlink("loop", path("loop")))
+	must(os.Symlink("disk/kubelet", path("theirs")))
+	must(os.Lchown(path("theirs"), 1000, 1000))
+	must(os.Symlink("log", path("disk/kubelet/pods/last")))
+	must(os.Mkdir(path("open"), 0o777))
+	must(os.Chmod(path("open"), 0o777))
+	must(os.Symlink(path("disk/kubelet"), path("open/link")))
+	for name, want := range map[string]error{
+		"disk/kubelet/pods/log": nil, "absolute/pods/log": nil, "relative/pods/log": nil, "twice/pods/log": nil,
+		"loop/pods/log": ErrSymlink, "theirs/pods/log": ErrSymlink, "open/link/pods/log": ErrSymlink,
+		"disk/kubelet/pods/last": ErrSymlink, "absolute/pods/last": ErrSymlink,
+		"absolute/pods/none": fs.ErrNotExist, "absolute/pods/log/below": unix.ENOTDIR,
+	} {
+		if err := TerminationMessage(path(name), "x"); !errors.Is(err, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

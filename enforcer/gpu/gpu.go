@@ -116,6 +116,9 @@ type Sample struct {
 	// Processes are merged over the lists by pid, by rising pid. A pid in several lists, or
 	// twice in one, counts with its greatest size.
 	Processes []Process
+	// MPS are the pids among them that are in the MPS list, by rising pid: clients of an MPS
+	// server.
+	MPS []int
 	// Failed are the lists that were not answered. Empty: Processes is everything.
 	Failed map[List]error
 

@@ -66,6 +66,9 @@ func TestSampleMerges(t *testing.T) {
 	if diff := cmp.Diff(want, s.Processes); diff != "" {
 		t.Error(diff)
 	}
+	if diff := cmp.Diff([]int{7, 9, 10}, s.MPS); diff != "" {
+		t.Error(diff)
+	}
 	if !s.Complete() || s.UUID != "GPU-1" || s.Memory != d.memory || s.Began == 0 || s.Took <= 0 || s.Wall.IsZero() {
 		t.Errorf("%+v", s)
 	}

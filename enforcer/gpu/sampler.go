@@ -66,12 +66,13 @@ func take(d Device) (s Sample) {
 	defer func() {
 		s.Took = monotonic() - s.Began
 		if r := recover(); r != nil {
-			s.Processes, s.Failed = nil, nil
+			s.Processes, s.MPS, s.Failed = nil, nil, nil
 			s.Err = fmt.Errorf("sample %s: NVML's answer cannot be read: %v", s.UUID, r)
 		}
 	}()
 	// The process lists first: a limit is judged by them, and Began is theirs.
 	merged := map[int]Process{}
+	clients := map[int]bool{}
 	for _, list := range Lists {
 		rows, err := d.Processes(list)
 		if err != nil {
@@ -83,8 +84,12 @@ func take(d Device) (s Sample) {
 		}
 		for _, row := range rows {
 			merge(merged, row)
+			if list == ListMPS && row.PID > 0 {
+				clients[row.PID] = true
+			}
 		}
 	}
+	s.MPS = slices.Sorted(maps.Keys(clients))
 	s.Memory, s.MemoryErr = d.Memory()
 	if s.MemoryErr == nil {
 		if why := s.Memory.broken(); why != "" {
