@@ -1,8 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that a target needs and says so; does nothing where all is there.
-# Usage: deps.sh NEED...   with NEED of the list below.
+# Usage: deps.sh [--try] NEED...   with NEED of the list below, or package:NAME for the Debian package
+# NAME. With --try what cannot be installed is said, and the status is 3; GPUFENCE_MUST=1 makes that
+# a failure.
 set -eu
+
+fail=1
+if [ "${1-}" = --try ]; then
+	shift
+	[ "${GPUFENCE_MUST-}" = 1 ] || fail=3
+fi
 
 # need -> what to look for (a command, or a file after "file:"), the Debian package
 lookup() {
@@ -15,6 +23,11 @@ lookup() {
 	runc) echo "cmd:runc runc" ;;
 	busybox) echo "file:/bin/busybox|/usr/bin/busybox busybox-static" ;;
 	python) echo "cmd:python3 python3-minimal" ;;
+	arm64-cc) echo "cmd:aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu" ;;
+	arm64-libc) echo "file:/usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross" ;;
+	arm64-qemu) echo "cmd:qemu-aarch64-static qemu-user-static" ;;
+	musl) echo "cmd:musl-gcc musl-tools" ;;
+	package:*) echo "package:${1#package:} ${1#package:}" ;;
 	shellcheck) echo "cmd:shellcheck shellcheck" ;;
 	certificates) echo "file:/etc/ssl/certs/ca-certificates.crt ca-certificates" ;;
 	*) echo "deps.sh: unknown need $1" >&2; exit 2 ;;
@@ -24,6 +37,7 @@ lookup() {
 present() {
 	case $1 in
 	cmd:*) command -v "${1#cmd:}" >/dev/null 2>&1 ;;
+	package:*) [ "$(dpkg-query -W -f '${db:Status-Status}' "${1#package:}" 2>/dev/null)" = installed ] ;;
 	file:*)
 		old=$IFS; IFS='|'
 		for f in ${1#file:}; do [ -e "$f" ] && { IFS=$old; return 0; }; done
@@ -42,18 +56,20 @@ if ! command -v go >/dev/null 2>&1; then
 	exit 1
 fi
 [ -n "$missing" ] || exit 0
+skip=
+[ $fail = 1 ] || skip="SKIP of what needs them: "
 if ! command -v apt-get >/dev/null 2>&1; then
-	echo "deps: this system has no apt-get; install what Debian calls:$missing" >&2
-	exit 1
+	echo "deps: ${skip}this system has no apt-get; install what Debian calls:$missing" >&2
+	exit $fail
 fi
 if [ "$(id -u)" != 0 ]; then
-	echo "deps: not root; run: apt-get install --no-install-recommends$missing" >&2
-	exit 1
+	echo "deps: ${skip}not root; run: apt-get install --no-install-recommends$missing" >&2
+	exit $fail
 fi
 echo "deps: installing with apt-get:$missing"
 install() {
 	# shellcheck disable=SC2086 # a list of package names
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing >"$log" 2>&1
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends --no-remove $missing >"$log" 2>&1
 }
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -62,7 +78,7 @@ if ! install; then
 	apt-get update -q >>"$log" 2>&1 || true
 	if ! install; then
 		tail -n 20 "$log" >&2
-		echo "deps: apt-get could not install:$missing" >&2
-		exit 1
+		echo "deps: ${skip}apt-get could not install:$missing" >&2
+		exit $fail
 	fi
 fi

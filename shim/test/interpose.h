@@ -4,6 +4,7 @@
  * from a $LIB folder below the folder of the pages. The program is this one, run again with the
  * name of a part ("--part NAME"), or another one. Where things lie comes from the environment:
  * TEST_SHIM, TEST_DRIVER, TEST_TOYS, and TEST_RUNTIME, a sanitizer's library to be loaded first.
+ * TEST_RUNNER, if set, is the emulator that programs of another machine run under.
  */
 #ifndef GPUFENCE_INTERPOSE_H
 #define GPUFENCE_INTERPOSE_H
@@ -64,6 +65,20 @@ __attribute__((unused)) static void scene_pages(struct builder *b, const struct 
 	builder_publish(b, gpus, 2);
 }
 
+/* Executes a program with up to three arguments. */
+__attribute__((unused, noreturn)) static void scene_start(const char *const *argv)
+{
+	const char *run[6] = { getenv("TEST_RUNNER") };
+	size_t n = run[0] != NULL && run[0][0] != 0 ? 1 : 0;
+	for (size_t i = 0; argv[i] != NULL; i++) {
+		CHECK(n < sizeof run / sizeof run[0] - 1);
+		run[n++] = argv[i];
+	}
+	run[n] = NULL;
+	execv(run[0], (char *const *)(uintptr_t)run);
+	unit_fail("exec %s: %s", run[0], strerror(errno));
+}
+
 __attribute__((unused)) static void scene_exec(const struct scene *s, const char *shim)
 {
 	char preload[4 * PATH_MAX] = "", library_path[2 * PATH_MAX] = "", self[PATH_MAX];
@@ -83,14 +98,13 @@ __attribute__((unused)) static void scene_exec(const struct scene *s, const char
 		 s->no_driver ? "/nonexistent" : s->driver != NULL ? s->driver : place("TEST_DRIVER"));
 	setenv("LD_LIBRARY_PATH", library_path, 1);
 	if (s->part == NULL) {
-		execv(s->program[0], (char *const *)(uintptr_t)s->program);
-		unit_fail("exec %s: %s", s->program[0], strerror(errno));
+		scene_start(s->program);
+	} else {
+		length = readlink("/proc/self/exe", self, sizeof self - 1);
+		CHECK(length > 0);
+		self[length] = 0;
+		scene_start((const char *const[]){ self, "--part", s->part, NULL });
 	}
-	length = readlink("/proc/self/exe", self, sizeof self - 1);
-	CHECK(length > 0);
-	self[length] = 0;
-	execl(self, self, "--part", s->part, (char *)NULL);
-	unit_fail("exec %s: %s", self, strerror(errno));
 }
 
 /* Plays a scene. It must exit with 0, and say nothing if it is a part. */
