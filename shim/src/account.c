@@ -36,6 +36,11 @@
 
 #define COUNTERS 2
 
+/* Where a thread can be overtaken. A test that includes this file stops it there. */
+#ifndef ACCOUNT_STEP
+#define ACCOUNT_STEP(step) ((void)0)
+#endif
+
 enum open_state {
 	OPEN_NOT = 0,
 	OPEN_DONE = 1,
@@ -352,6 +357,7 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 	int r;
 	if (slot == SLOT_PRIVATE) {
 		r = total_add(p, registration, gpu, counter, units);
+		ACCOUNT_STEP(ANNOUNCED);
 		if (r == 0 && judge(p, registration, gpu) == OVER) {
 			/* If it is of another epoch by now, the charge went along and is taken there. */
 			uint64_t taken;
@@ -374,8 +380,10 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 		leave_slot(p, registration);
 		return r;
 	}
+	ACCOUNT_STEP(ANNOUNCED);
 	switch (judge(p, registration, gpu)) {
 	case WITHIN:
+		ACCOUNT_STEP(JUDGED);
 		r = total_add(p, registration, gpu, counter, units);
 		break;
 	case OVER:
@@ -385,8 +393,9 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 		r = -ESTALE;
 		break;
 	}
+	ACCOUNT_STEP(COMMITTED);
 	if (r != 0)
-		ledger_sub(&p->ledger, slot, generation, gpu, c, units, NULL);
+		(void)ledger_sub(&p->ledger, slot, generation, gpu, c, units, NULL);
 	else if (counter == ACCOUNT_DEVICE)
 		ledger_peak(&p->ledger, slot, generation, gpu, limits_sample(&p->limits));
 	leave_slot(p, registration);
@@ -413,6 +422,7 @@ static int reserve_here(struct process *p, unsigned gpu, unsigned counter, uint6
 		uint64_t registration = registered(p);
 		if (registration == 0)
 			return -EBUSY;
+		ACCOUNT_STEP(READ);
 		int r = reserve_once(p, registration, gpu, counter, units);
 		if (r != -ESTALE)
 			return r;
@@ -537,6 +547,7 @@ void account_release(int gpu, enum account_counter counter, uint64_t bytes)
 		uint64_t registration = word_load_acquire(&p->registration);
 		if (registration == 0)
 			return; /* a fork child: it has charged nothing */
+		ACCOUNT_STEP(READ);
 		bool private = slot_of(registration) == SLOT_PRIVATE;
 		if (!private && enter_slot(p, registration) != 0)
 			continue;
@@ -549,6 +560,7 @@ void account_release(int gpu, enum account_counter counter, uint64_t bytes)
 				return;
 			continue;
 		}
+		ACCOUNT_STEP(TAKEN);
 		if (!private) {
 			uint64_t sample = limits_sample(&p->limits);
 			uint32_t slot = slot_of(registration), generation = generation_of(registration);

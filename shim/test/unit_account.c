@@ -502,7 +502,8 @@ struct worker {
 	int say[2], hear[2];
 };
 
-/* A process that does what it is told: '+' reserves a MiB, '-' releases one, 'q' ends. */
+/* A process that does what it is told: '+' reserves a MiB, '-' releases one, '?' only opens the
+ * pages, 'q' ends. */
 static void worker_start(struct worker *w)
 {
 	CHECK(pipe(w->say) == 0 && pipe(w->hear) == 0);
@@ -514,8 +515,10 @@ static void worker_start(struct worker *w)
 			char answer = 'y';
 			if (c == '+')
 				answer = reserve(MIB) == 0 ? 'y' : 'n';
-			else
+			else if (c == '-')
 				release(MIB);
+			else
+				answer = account_gpu(uuid) == 0 ? 'y' : 'n';
 			CHECK(write(w->hear[1], &answer, 1) == 1);
 		}
 	});
@@ -759,6 +762,35 @@ static void takes_over_only_when_stale(void)
 	builder_remove(&b);
 }
 
+/* The same when no slot is free: not from its dead owner while gpufenced lives. */
+static void claims_from_the_dead_only_when_stale(void)
+{
+	struct worker dead, early, late;
+	uint64_t *beat = NULL;
+	limits_stale_ns = UINT64_C(200000000);
+	start(1, 10 * MIB, NONE);
+	beat = &builder_limits(&b)->heartbeat;
+	worker_start(&dead);
+	CHECK_INT(worker_do(&dead, '+'), 'y');
+	uint32_t pid = (uint32_t)dead.pid;
+	worker_end(&dead, SIGKILL);
+	__atomic_fetch_add(beat, 1, __ATOMIC_SEQ_CST);
+	worker_start(&early);
+	CHECK_INT(worker_do(&early, '+'), 'y');
+	CHECK_U64((uint32_t)builder_slot(&b, 0)->owner, pid);
+	CHECK_U64(builder_charged(&b, 0), 2 * MIB);
+	/* Long after it has opened the pages. */
+	worker_start(&late);
+	CHECK_INT(worker_do(&late, '?'), 'y');
+	pages_sleep_ns(UINT64_C(250000000));
+	CHECK_INT(worker_do(&late, '+'), 'y');
+	CHECK_U64((uint32_t)builder_slot(&b, 0)->owner, (uint64_t)late.pid);
+	CHECK_U64(builder_charged(&b, 0), 2 * MIB);
+	worker_end(&early, 0);
+	worker_end(&late, 0);
+	builder_remove(&b);
+}
+
 static void many_first_calls(void)
 {
 	struct worker w[40];
@@ -822,11 +854,11 @@ static void threads_share_a_slot(void)
 	pthread_t t[8];
 	start(64, NONE, NONE);
 	CHECK_INT(reserve(5 * MIB), 0);
+	may_be_refused = true; /* who loses its slot all the time gives up at some time */
 	run_threads(t, 8);
-	while (lost_slots < 200) {
+	/* So often that every step of a reserve and of a release has been the one in between. */
+	for (uint64_t begin = pages_now_ns(); pages_now_ns() - begin < UINT64_C(1500000000) || lost_slots < 1000;)
 		lost_slots += builder_reclaim_pid(&b, (uint32_t)getpid());
-		pages_sleep_ns(500000);
-	}
 	stop_threads(t, 8);
 	CHECK_INT(reserve(4096), 0); /* into a slot again, should it have been lost last */
 	CHECK_U64(builder_charged(&b, 0), 5 * MIB + 4096);
@@ -970,6 +1002,7 @@ int main(int argc, char **argv)
 		{ "account: a cut ledger is left", a_cut_ledger_is_left },
 		{ "account: no descriptor left", no_descriptor_left },
 		{ "account: takes over only when stale", takes_over_only_when_stale },
+		{ "account: claims from the dead only when stale", claims_from_the_dead_only_when_stale },
 		{ "account: many first calls", many_first_calls },
 		{ "account: threads share a slot", threads_share_a_slot },
 		{ "account: threads move in and out of overflow", threads_move_in_and_out },
