@@ -28,6 +28,9 @@ type Config struct {
 
 	ShimDelivery string // preload, stub (not in this version), off
 	ShimLibrary  string // libgpufence.so on the host; "" means ../lib/gpufence/libgpufence.so of the program
+	// ShimLibrary32 is the empty library that 32-bit programs get under the shim's name; "" means
+	// libgpufence32.so beside ShimLibrary, if there is one.
+	ShimLibrary32 string
 
 	CDISpecDirs []string // /etc/cdi, /var/run/cdi
 	CDIKinds    []string // nvidia.com/gpu, gpufence.dev/simgpu: tried in order

@@ -81,6 +81,7 @@ var settings = []setting{
 		return setWord(&c.ShimDelivery, v, []string{"preload", "off"}, []string{"stub"})
 	}},
 	{"shim-library", func(c *Config, _ string, v any) error { return setPath(&c.ShimLibrary, v, true) }},
+	{"shim-library-32", func(c *Config, _ string, v any) error { return setPath(&c.ShimLibrary32, v, true) }},
 	{"cdi-spec-dirs", func(c *Config, _ string, v any) error {
 		return setList(&c.CDISpecDirs, v, func(s string) string {
 			if !filepath.IsAbs(s) {

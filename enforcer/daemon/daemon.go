@@ -79,6 +79,7 @@ type Daemon struct {
 	bootID  string
 	pol     policy.Config
 	shimLib string
+	shim32  string // "": beside the other, where there is one
 
 	watch  fence.Watch
 	shim   fence.Shim
@@ -189,7 +190,7 @@ func New(opts Options) (*Daemon, error) {
 	d.watch = fence.Watch{Samples: (*samples)(d)}
 	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
 	d.fences = []fence.Fence{d.watch, d.shim}
-	d.shimLib = shimLibrary(cfg.ShimLibrary)
+	d.shimLib, d.shim32 = shimLibrary(cfg.ShimLibrary), cfg.ShimLibrary32
 
 	var err error
 	if d.bootID, err = readBootID(); err != nil {
@@ -260,10 +261,17 @@ func shimLibrary(configured string) string {
 }
 
 // libFolders are what $LIB stands for in a container: what Debian's loader and its relatives make
-// of it, and everybody else's.
-func libFolders() []string {
-	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-	return []string{"lib64", "lib/" + triplet}
+// of it, and everybody else's. "lib" is Fedora's 32-bit loader's, and Arch's 64-bit one's; wideLib
+// says which it is.
+func libFolders(wideLib bool) (own, narrow []string) {
+	if runtime.GOARCH == "arm64" {
+		return []string{"lib64", "lib/aarch64-linux-gnu", "lib"}, nil
+	}
+	own, narrow = []string{"lib64", "lib/x86_64-linux-gnu"}, []string{"lib32", "lib/i386-linux-gnu"}
+	if wideLib {
+		return append(own, "lib"), narrow
+	}
+	return own, append(narrow, "lib")
 }
 
 func readBootID() (string, error) {

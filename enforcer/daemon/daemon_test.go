@@ -42,10 +42,11 @@ func TestPrepareAndRegister(t *testing.T) {
 			t.Errorf("%s writable: %v", f.Destination, f.Writable)
 		}
 	}
+	triplet, _ := libFolders(false)
 	for _, want := range []string{
 		"/dev/gpufence/limits", "/dev/gpufence/ledger", "/dev/gpufence/memory.max", "/dev/gpufence/memory.current",
 		"/dev/gpufence/memory.peak", "/dev/gpufence/memory.events", "/dev/gpufence/lib64/libgpufence.so",
-		"/dev/gpufence/" + libFolders()[1] + "/libgpufence.so", "/etc/ld.so.preload",
+		"/dev/gpufence/" + triplet[1] + "/libgpufence.so", "/etc/ld.so.preload",
 	} {
 		if mounts[want].Source == "" {
 			t.Errorf("nothing is mounted at %s", want)

@@ -423,10 +423,13 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 	case !shim:
 		absent = "off by policy"
 	}
-	var lib, preload string
+	var lib, lib32, preload string
 	if shim {
 		var err error
 		if lib, err = resolveLibrary(d.shimLib); err != nil {
+			return nil, err
+		}
+		if lib32, err = resolveCompanion(d.shim32, lib); err != nil {
 			return nil, err
 		}
 		if preload, err = mergePreload(req.ShimDir, req.ImagePreload); err != nil {
@@ -472,7 +475,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		}
 	}
 	if shim {
-		files, err := d.makePages(p, c, req.ShimDir, lib, preload)
+		files, err := d.makePages(p, c, req.ShimDir, preload, libraries(lib, lib32, req.WideLib))
 		if err != nil {
 			return undo(quota.NewError(quota.CodePages, "the container's shared pages cannot be made: %w", err).
 				WithHint("see that %s is a local file system with room, and that gpufenced may mount a tmpfs", d.cfg.RunDir))
@@ -566,6 +569,38 @@ func resolveLibrary(path string) (string, error) {
 	return file, nil
 }
 
+// resolveCompanion is the library for 32-bit programs, "" if there is none: as configured, or
+// beside the other.
+func resolveCompanion(configured, lib string) (string, error) {
+	if configured != "" {
+		return resolveLibrary(configured)
+	}
+	beside := filepath.Join(filepath.Dir(lib), "libgpufence32.so")
+	if _, err := os.Stat(beside); err != nil {
+		return "", nil //nolint:nilerr // 32-bit programs print a line then, and nothing else is lost
+	}
+	return resolveLibrary(beside)
+}
+
+// library is a file that is bound into a folder that $LIB stands for.
+type library struct{ source, folder string }
+
+// libraries puts each library under every folder that $LIB may stand for in its programs.
+func libraries(lib, lib32 string, wideLib bool) []library {
+	own, narrow := libFolders(wideLib)
+	var out []library
+	for _, folder := range own {
+		out = append(out, library{lib, folder})
+	}
+	if lib32 == "" {
+		return out
+	}
+	for _, folder := range narrow {
+		out = append(out, library{lib32, folder})
+	}
+	return out
+}
+
 // mergePreload is /etc/ld.so.preload as the container sees it: our line, then the image's.
 func mergePreload(shimDir, image string) (string, error) {
 	if strings.ContainsRune(image, 0) {
@@ -596,9 +631,9 @@ func mergePreload(shimDir, image string) (string, error) {
 	return b.String(), nil
 }
 
-// makePages makes a container's pages and lists what is to be mounted. The library is bound under
-// every folder that $LIB may stand for.
-func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, lib, preload string) ([]api.SharedFile, error) {
+// makePages makes a container's pages and lists what is to be mounted, the libraries by their
+// folders below shimDir.
+func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, preload string, libs []library) ([]api.SharedFile, error) {
 	rt := d.runtimeOf(p)
 	if rt.pages == nil {
 		pages, err := ledger.CreatePod(d.podDir(p), ledger.Options{Plain: d.plain})
@@ -633,8 +668,8 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, lib,
 	for _, name := range []string{ledger.MaxName, ledger.CurrentName, ledger.PeakName, ledger.EventsName} {
 		files = append(files, api.SharedFile{Source: filepath.Join(page.Dir(), name), Destination: shimDir + "/" + name})
 	}
-	for _, folder := range libFolders() {
-		files = append(files, api.SharedFile{Source: lib, Destination: shimDir + "/" + folder + "/libgpufence.so"})
+	for _, l := range libs {
+		files = append(files, api.SharedFile{Source: l.source, Destination: shimDir + "/" + l.folder + "/libgpufence.so"})
 	}
 	return append(files, api.SharedFile{Source: path, Destination: "/etc/ld.so.preload"}), nil
 }

@@ -222,6 +222,19 @@ func (im image) loader(args, env []string, cwd string) plan.Loader {
 	return plan.LoaderUnknown
 }
 
+// wideLib says whether the image's /lib is its 64-bit one, as in Arch; its loaders take $LIB for
+// that. Elsewhere the 64-bit C library lies in /lib64, or in Debian's folders.
+func (im image) wideLib() bool {
+	f, _, err := im.open("/lib/libc.so.6")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var ident [5]byte
+	_, err = f.ReadAt(ident[:], 0)
+	return err == nil && string(ident[:]) == "\x7fELF\x02"
+}
+
 func (im image) loaderOfFile(f *os.File, script bool) plan.Loader {
 	interpreter, err := elfInterpreter(f)
 	if err == nil {

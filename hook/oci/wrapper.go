@@ -292,6 +292,7 @@ func (w Wrapper) readImage(c *container) error {
 		return err
 	}
 	c.input.ImageLoader = im.loader(c.args, c.input.Env, c.cwd)
+	c.wideLib = im.wideLib()
 	return nil
 }
 
@@ -303,7 +304,8 @@ func prepareRequest(c *container, r plan.Request, key api.ContainerKey, bundle s
 		}
 	}
 	req := api.PrepareRequest{
-		Key: key, Pod: c.pod, ContainerName: c.name, Bundle: bundle,
+		WideLib: c.wideLib,
+		Key:     key, Pod: c.pod, ContainerName: c.name, Bundle: bundle,
 		Annotations:    ours,
 		Env:            quota.OurEnv(c.input.Env),
 		Devices:        api.DeviceRequest{Selectors: r.Selectors, Present: r.Present},
