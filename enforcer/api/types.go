@@ -155,8 +155,18 @@ type ContainerGPU struct {
 	Swap      uint64       `json:"swap"`
 	Excess    uint64       `json:"excess"` // published to the shim
 	Dying     uint64       `json:"dying"`  // exited, still listed
-	Known     bool         `json:"known"`  // false: NVML did not answer; numbers are old
-	Events    Events       `json:"events"`
+	// ThrottledNS is how long its processes were slowed above memory.high, added up over them.
+	ThrottledNS uint64 `json:"throttled_ns"`
+	Known       bool   `json:"known"` // false: NVML did not answer; numbers are old
+	Events      Events `json:"events"`
+	// EventsLocal are those of this container's own limits; Events also has what its processes met
+	// at the pod's.
+	EventsLocal Events `json:"events_local"`
+	// What the pod holds together with its other containers, also those that ended.
+	PodCurrent     uint64 `json:"pod_current"`
+	PodPeak        uint64 `json:"pod_peak"`
+	PodEvents      Events `json:"pod_events"`
+	PodEventsLocal Events `json:"pod_events_local"` // of the pod's own limits
 }
 
 // Events are monotonic counters over the container's life and over gpufenced's restarts.
@@ -169,6 +179,8 @@ type Events struct {
 	OverMax uint64 `json:"over_max"` // observed: samples above memory.max
 	OOM     uint64 `json:"oom"`      // observed: decisions to kill
 	OOMKill uint64 `json:"oom_kill"` // observed: processes killed
+	// OOMGroupKill counts kills of a whole container (observed).
+	OOMGroupKill uint64 `json:"oom_group_kill"`
 }
 
 // Resize follows KEP-1287: four states of memory.max on one GPU.

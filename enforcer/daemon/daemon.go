@@ -101,6 +101,7 @@ type Daemon struct {
 	kick    chan struct{} // asks for a tick now
 	saidErr map[string]string
 	closed  bool
+	damaged bool       // state of containers that may run was lost
 	redo    []killTask // of kills whose signal may be missing after a restart
 
 	seen  seen // what fences look at, under its own lock
@@ -144,10 +145,22 @@ type gpuState struct {
 	lastKnown time.Duration
 	saidWhy   string // reported reason of being unknown
 	above     bool   // a limit and its slack are crossed
+	rising    bool   // a container without a shim grows towards its limit
+	// foreign are the unmanaged processes that were reported; unattributed says the same of memory
+	// that no process explains, of which there is much since unexplained.
+	foreign      map[procID]bool
+	unattributed bool
+	unexplained  time.Duration
 	// context are observations of processes that have one context and nothing else.
 	context map[int]contextSeen
 	// draining are containers that ended and whose memory is still listed.
 	draining map[policy.ContainerID]drain
+}
+
+// procID is a process for as long as the node is up.
+type procID struct {
+	pid   int
+	start uint64
 }
 
 type drain struct {
@@ -180,13 +193,12 @@ func New(opts Options) (*Daemon, error) {
 		changed: make(chan struct{}), kick: make(chan struct{}, 1), saidErr: map[string]string{},
 		empty:   map[policy.ContainerID]time.Duration{},
 		nvmlErr: errNotAsked,
-		pol: policy.Config{
-			Settle: cfg.Settle, StuckAfter: cfg.StuckAfter, ShimGrace: policy.DefaultConfig().ShimGrace,
-			KillInterval: cfg.KillInterval, KillRetry: policy.DefaultConfig().KillRetry,
-			KillSlackBytes: cfg.KillSlackBytes, KillSlackShare: cfg.KillSlackShare,
-		},
 	}
+	d.configure()
 	d.facts = newFacts(d.host)
+	d.facts.isExempt = func(id act.Identity, comm string) bool {
+		return d.cfg.Exempted(config.Identity{Exe: id.Exe, Cgroup: id.Cgroup, Comm: comm})
+	}
 	d.watch = fence.Watch{Samples: (*samples)(d)}
 	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
 	d.fences = []fence.Fence{d.watch, d.shim}
@@ -222,6 +234,29 @@ func (d *Daemon) open() error {
 		return errors.Join(err, d.journal.Close())
 	}
 	return nil
+}
+
+// configure takes the configuration over into what decides. The caller holds mu, or is New.
+func (d *Daemon) configure() {
+	cfg := d.cfg
+	pol := policy.DefaultConfig()
+	pol.Settle, pol.StuckAfter, pol.KillInterval = cfg.Settle, cfg.StuckAfter, cfg.KillInterval
+	pol.KillSlackBytes, pol.KillSlackShare = cfg.KillSlackBytes, cfg.KillSlackShare
+	pol.Horizon = 5 * cfg.Sample / 2
+	pol.KillMPS = cfg.KillMPS
+	pol.ShimKill = cfg.ShimMissing == "kill"
+	// A pod whose state was lost runs on without being known: it must not die for that.
+	pol.UnmanagedKill = cfg.Unmanaged == "kill" && cfg.Policy.Mode == quota.ModeEnforce && !d.damaged
+	if cfg.Throttle == "freeze" {
+		pol.FreezeShare = cfg.FreezeShare
+	}
+	d.pol = pol
+	for _, g := range d.gpus {
+		g.machine.Configure(pol)
+	}
+	if d.facts != nil {
+		d.facts.exempt++
+	}
 }
 
 // lockFolder makes sure that one gpufenced only works on a run folder. The lock goes with the

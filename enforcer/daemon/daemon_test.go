@@ -35,7 +35,7 @@ func TestPrepareAndRegister(t *testing.T) {
 	mounts := map[string]api.SharedFile{}
 	for _, f := range resp.Files {
 		mounts[f.Destination] = f
-		if fi, err := os.Stat(f.Source); err != nil || !fi.Mode().IsRegular() {
+		if fi, err := os.Stat(f.Source); err != nil || fi.IsDir() != (f.Destination == "/dev/gpufence/pod") {
 			t.Errorf("%s: %v", f.Source, err)
 		}
 		if f.Writable != (f.Destination == "/dev/gpufence/ledger") {
@@ -45,7 +45,8 @@ func TestPrepareAndRegister(t *testing.T) {
 	triplet, _ := libFolders(false)
 	for _, want := range []string{
 		"/dev/gpufence/limits", "/dev/gpufence/ledger", "/dev/gpufence/memory.max", "/dev/gpufence/memory.current",
-		"/dev/gpufence/memory.peak", "/dev/gpufence/memory.events", "/dev/gpufence/lib64/libgpufence.so",
+		"/dev/gpufence/memory.peak", "/dev/gpufence/memory.events", "/dev/gpufence/memory.events.local", "/dev/gpufence/memory.high",
+		"/dev/gpufence/memory.min", "/dev/gpufence/memory.swap.max", "/dev/gpufence/memory.oom.group", "/dev/gpufence/pod", "/dev/gpufence/lib64/libgpufence.so",
 		"/dev/gpufence/" + triplet[1] + "/libgpufence.so", "/etc/ld.so.preload",
 	} {
 		if mounts[want].Source == "" {

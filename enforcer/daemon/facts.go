@@ -21,6 +21,9 @@ type facts struct {
 	// version changes with the set of registered cgroups: whoever belonged to nobody is then
 	// looked at again.
 	version uint64
+	// exempt changes with the policy on exempt processes, which isExempt asks.
+	exempt   uint64
+	isExempt func(act.Identity, string) bool
 }
 
 type procFact struct {
@@ -28,10 +31,14 @@ type procFact struct {
 	container policy.ContainerID
 	pidfd     *act.Pidfd
 	version   uint64
-	used      bool // in this step
+	exempt    bool
+	judged    uint64 // by which policy it is exempt or not
+	used      bool   // in this step
 }
 
-func newFacts(host *act.Host) *facts { return &facts{host: host, procs: map[int]*procFact{}} }
+func newFacts(host *act.Host) *facts {
+	return &facts{host: host, procs: map[int]*procFact{}, exempt: 1}
+}
 
 func (f *facts) drop(pid int) {
 	if p := f.procs[pid]; p != nil {
@@ -136,7 +143,15 @@ func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 		}
 	}
 	p.used = true
-	out := policy.ProcFact{PID: pid, Start: p.process.Start, Container: p.container, Comm: p.process.Comm}
+	if p.container == "" && p.judged != f.exempt && f.isExempt != nil {
+		// If it cannot be told it is asked again: until then it is nobody's victim.
+		if id, err := f.host.Identify(pid, p.process.Start); err == nil {
+			p.exempt, p.judged = f.isExempt(id, p.process.Comm), f.exempt
+		} else {
+			p.exempt = true
+		}
+	}
+	out := policy.ProcFact{PID: pid, Start: p.process.Start, Container: p.container, Comm: p.process.Comm, Exempt: p.container == "" && p.exempt}
 	if p.process.Exiting {
 		out.State = policy.Exiting
 	}
@@ -274,6 +289,7 @@ func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
 	d.findOwners(p, rt)
 	if p.Totals.Observe(s, rt.slotContainer) {
 		d.dirty[p.Name] = true
+		d.foldReported(p)
 	}
 }
 

@@ -90,7 +90,7 @@ func (d *Daemon) findGPUs(ctx context.Context) error {
 		if g == nil {
 			g = &gpuState{
 				machine: policy.NewGPU(info.UUID, d.pol), ticks: make(chan uint64, 1), lastKnown: d.mono(),
-				context: map[int]contextSeen{}, draining: map[policy.ContainerID]drain{},
+				context: map[int]contextSeen{}, draining: map[policy.ContainerID]drain{}, foreign: map[procID]bool{},
 			}
 			d.gpus[info.UUID] = g
 			d.restoreResizes(info.UUID, g)
@@ -218,8 +218,18 @@ func (d *Daemon) mayNumber(p *registry.Pod, rt *podRuntime, waits map[string]boo
 	return !slices.ContainsFunc(p.GPUs, func(uuid string) bool { return waits[uuid] })
 }
 
-// period is how often a GPU with a granted container is asked.
-func (d *Daemon) period(*gpuState) time.Duration { return d.cfg.Sample }
+// fastest bounds how often a GPU is asked for a container that grows fast.
+const fastest = 20 * time.Millisecond
+
+// period is how often a GPU with a granted container is asked: faster where a container without a
+// seen shim may soon be over its limit, but never more than a quarter of the time is spent in NVML,
+// which takes locks that allocations need.
+func (d *Daemon) period(g *gpuState) time.Duration {
+	if !g.rising {
+		return d.cfg.Sample
+	}
+	return min(d.cfg.Sample, max(d.cfg.Sample/4, min(fastest, d.cfg.Sample), 4*g.sample.Took))
+}
 
 // runGPU samples one GPU whenever it is told to.
 func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {

@@ -14,12 +14,17 @@ import (
 	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/enforcer/registry"
 )
 
 // startKill does what must be in this step, counter and record, and hands the rest to a goroutine
 // of its own: a kill waits for nobody's lock. The caller holds mu.
 func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
+	if k.Container == "" {
+		d.killForeign(g, k)
+		return
+	}
 	c := d.reg.ByID(k.Container)
 	if c == nil || c.State != registry.Running {
 		return // it ended between the sample and now
@@ -31,9 +36,9 @@ func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
 			victims = max(victims, uint64(len(pids)))
 		}
 	}
-	n := c.CountersOn(g.info.UUID)
-	n.OOM++
-	n.OOMKill += victims
+	if !k.Again { // else it was counted when it was killed first
+		d.countKill(c, g.info.UUID, k, victims)
+	}
 	c.Kill = &registry.Kill{
 		ID: newID(), GPU: g.info.UUID, Time: d.now(), Reason: k.Message,
 		Group: k.Group, PID: k.PID, Start: k.Start,
@@ -56,6 +61,20 @@ func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
 		message: "gpufence: " + strings.TrimPrefix(k.Message, "gpufence: "), numbers: killNumbers(k), reason: k.Reason,
 	}
 	d.group.Go(func() { d.kill(t) })
+}
+
+// killForeign kills a process that is in none of our containers. The caller holds mu.
+func (d *Daemon) killForeign(g *gpuState, k *policy.Kill) {
+	id := newID()
+	d.group.Go(func() {
+		d.kill(killTask{
+			record: registry.Kill{ID: id, GPU: g.info.UUID, PID: k.PID, Start: k.Start}, uuid: g.info.UUID,
+			decided: api.Event{
+				ID: id, Type: "kill-decided", Code: string(quota.CodeUnmanaged), GPU: g.info.UUID, Message: k.Reason, Numbers: killNumbers(k), MonotonicNS: int64(d.mono()),
+			},
+			numbers: killNumbers(k), reason: k.Reason,
+		})
+	})
 }
 
 // killTask is everything that a kill needs, by value.
@@ -137,7 +156,7 @@ func (d *Daemon) confirmKills(g *gpuState, out *policy.Output) {
 	}
 	for _, c := range d.reg.Containers() {
 		k := c.Kill
-		if k == nil || k.Confirmed || k.SentNS == 0 || k.GPU != g.info.UUID || int64(g.sample.Began) < k.SentNS {
+		if k == nil || k.Confirmed || k.SentNS == 0 || k.GPU != g.info.UUID || int64(g.sample.Began) < k.SentNS || c.Pod().BootID != d.bootID {
 			continue
 		}
 		st, followed := out.Containers[c.ID()]
@@ -152,6 +171,16 @@ func (d *Daemon) confirmKills(g *gpuState, out *policy.Output) {
 			}
 		}
 		if followed && left > 0 {
+			if after := time.Duration(int64(g.sample.Began) - k.SentNS); !k.Unconfirmed && after > d.cfg.StuckAfter {
+				k.Unconfirmed = true
+				d.dirty[c.Pod().Name] = true
+				d.event(about(c, api.Event{
+					ID: k.ID, Type: "kill-unconfirmed", GPU: g.info.UUID,
+					Message: fmt.Sprintf("%s after SIGKILL %s of %s are still in use on %s: the driver has not let them go, they count in admission, and nobody else is killed for them",
+						after.Round(time.Second), quota.HumanBytes(left), c.Display(), g.info.UUID),
+					Numbers: map[string]uint64{"bytes": left},
+				}))
+			}
 			continue
 		}
 		k.Confirmed = true

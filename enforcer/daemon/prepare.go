@@ -343,8 +343,11 @@ func (d *Daemon) admitContainer(req api.PrepareRequest, pol quota.Policy, grant 
 				}
 			}
 		}
-		want := max(sum, podLimits.Min)
-		if transient, err := d.admit(g.UUID, pod, req.Pod.Namespace, pol, want, min(own.Max, podLimits.Max) > want); err != nil {
+		want := max(podLimits.Min, min(sum, podLimits.Max))
+		if err := d.unmanagedDenied(d.gpus[g.UUID]); err != nil {
+			return false, err
+		}
+		if transient, err := d.admit(g.UUID, pod, req.Pod.Namespace, pol, want); err != nil {
 			return transient, err
 		}
 	}
@@ -369,23 +372,13 @@ func (d *Daemon) podLimitsWith(p *registry.Pod, grant quota.Grant, uuid string) 
 }
 
 // admit asks whether a pod may be promised want bytes in all on a GPU.
-func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quota.Policy, want uint64, overcommit bool) (transient bool, err error) {
+func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quota.Policy, want uint64) (transient bool, err error) {
 	g := d.gpus[uuid]
-	in := policy.AdmitInput{
-		UUID: uuid, AllocatableBytes: g.quota.AllocatableBytes, MinBytes: want,
-		UnmanagedBytes: g.out.UnmanagedBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.dyingBytes(),
-		FreeNow: overcommit, FreeKnown: g.sample.Err == nil && g.sample.MemoryErr == nil, FreeBytes: g.sample.Memory.FreeBytes,
-	}
+	in := d.admitInput(g, pod, want)
 	var inNamespace uint64
 	for _, p := range d.reg.Pods() {
-		if p == pod {
-			in.ChargedBytes = g.out.Pods[p.ID()].ChargedBytes
-			continue
-		}
-		held := p.MinBytes(uuid)
-		in.Others = append(in.Others, policy.Guarantee{Pod: p.ID(), MinBytes: held, ChargedBytes: g.out.Pods[p.ID()].ChargedBytes})
-		if p.Ref.Namespace == namespace {
-			inNamespace += min(held, quota.Unlimited-inNamespace)
+		if p != pod && p.Ref.Namespace == namespace {
+			inNamespace += min(p.MinBytes(uuid), quota.Unlimited-inNamespace)
 		}
 	}
 	if namespace != "" {
@@ -398,10 +391,57 @@ func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quo
 		if !errors.As(err, &no) {
 			return false, err
 		}
-		return no.Transient, quota.NewError(quota.CodeUnavailable, "GPUMemoryUnavailable: %s", no.Sentence).
+		wait := no.Transient
+		if d.cfg.Admit == "kill-over-min" && pol.Mode == quota.ModeEnforce && no.ShortBytes > 0 && !no.Transient {
+			wait = d.makeRoom(g, pod, no.ShortBytes)
+		}
+		return wait, quota.NewError(quota.CodeUnavailable, "GPUMemoryUnavailable: %s", no.Sentence).
 			WithHint("ask for less (memory.min follows memory.max), or end something there")
 	}
 	return false, nil
+}
+
+// admitInput is a GPU as admission looks at it, for a pod (nil for one that is not there yet) that
+// wants to be promised so much in all.
+func (d *Daemon) admitInput(g *gpuState, pod *registry.Pod, want uint64) policy.AdmitInput {
+	in := policy.AdmitInput{
+		UUID: g.info.UUID, AllocatableBytes: g.quota.AllocatableBytes, MinBytes: want,
+		UnmanagedBytes: g.out.UnmanagedSteadyBytes, UnattributedBytes: g.out.UnattributedBytes, DyingBytes: g.dyingBytes(),
+		// Others may use more than they are promised, so that what could be promised is not there.
+		FreeNow: true, FreeKnown: g.sample.Err == nil && g.sample.MemoryErr == nil, FreeBytes: g.sample.Memory.FreeBytes,
+	}
+	for _, p := range d.reg.Pods() {
+		charged := g.out.Pods[p.ID()].ChargedBytes
+		if p == pod {
+			in.ChargedBytes = charged
+			continue
+		}
+		in.Others = append(in.Others, policy.Guarantee{Pod: p.ID(), MinBytes: p.MinBytes(g.info.UUID), ChargedBytes: charged})
+	}
+	return in
+}
+
+// makeRoom lets somebody go who uses more than it is promised. It says whether waiting helps. The
+// caller holds mu.
+func (d *Daemon) makeRoom(g *gpuState, pod *registry.Pod, short uint64) bool {
+	in := policy.RoomInput{Now: d.mono(), ShortBytes: short, Guarantees: map[policy.PodID]uint64{}, Newest: g.out}
+	if pod != nil {
+		in.For = pod.ID()
+	}
+	uuid := g.info.UUID
+	for _, p := range d.podsOn(uuid) {
+		in.Guarantees[p.ID()] = p.MinBytes(uuid)
+		for _, c := range p.Containers {
+			if c.State == registry.Running && hasGPU(c, uuid) {
+				in.Containers = append(in.Containers, d.containerFact(c, uuid))
+			}
+		}
+	}
+	kill, wait := g.machine.MakeRoom(in)
+	if kill != nil {
+		d.startKill(g, kill)
+	}
+	return kill != nil || wait
 }
 
 // add puts a new container into the registry, makes its pages, and saves. Everything that a
@@ -665,7 +705,7 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, prel
 		{Source: filepath.Join(page.Dir(), ledger.LimitsName), Destination: shimDir + "/" + ledger.LimitsName},
 		{Source: rt.pages.LedgerPath(), Destination: shimDir + "/" + ledger.LedgerName, Writable: true},
 	}
-	for _, name := range []string{ledger.MaxName, ledger.CurrentName, ledger.PeakName, ledger.EventsName} {
+	for _, name := range append(ledger.ContainerFiles(), ledger.PodDirName) {
 		files = append(files, api.SharedFile{Source: filepath.Join(page.Dir(), name), Destination: shimDir + "/" + name})
 	}
 	for _, l := range libs {
@@ -706,7 +746,7 @@ func (d *Daemon) checkPages(s fence.Subject) error {
 		if err != nil {
 			return fmt.Errorf("look at what is mounted: %w", err)
 		}
-		if !text.Mode().IsRegular() {
+		if ofPod := filepath.Base(f.Source) == ledger.PodDirName; !text.Mode().IsRegular() && !(ofPod && text.IsDir()) {
 			return fmt.Errorf("look at what is mounted: %s is not a regular file", f.Source)
 		}
 		if f.Destination == "/etc/ld.so.preload" {

@@ -15,6 +15,9 @@ import (
 	"github.com/gpufence/gpufence/enforcer/registry"
 )
 
+// pagesLost is why a container's shim is not accounted after its pages could not be adopted.
+const pagesLost = "pages lost"
+
 // recover reads what an earlier gpufenced left: containers that run go on with the same id,
 // process, limits, pages and counters.
 func (d *Daemon) recover() error {
@@ -23,6 +26,8 @@ func (d *Daemon) recover() error {
 		return err
 	}
 	d.reg = reg
+	d.damaged = len(damaged) > 0
+	d.configure()
 	for _, x := range damaged {
 		where := "it stays where it is"
 		if x.Aside != "" {
@@ -44,7 +49,7 @@ func (d *Daemon) recover() error {
 			d.end(c)
 		default:
 			if err := d.adoptPages(c); err != nil {
-				c.ShimAbsent = "pages lost"
+				c.ShimAbsent = pagesLost
 				d.dirty[c.Pod().Name] = true
 				d.event(about(c, api.Event{Type: "pages-lost", Code: string(quota.CodePages), Message: fmt.Sprintf(
 					"the shared pages of %s cannot be adopted (%v): its shim keeps the last limits, the other fences hold", c.Display(), err)}))

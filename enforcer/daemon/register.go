@@ -177,8 +177,7 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 			if err == nil {
 				p := c.Pod()
 				want := p.MinBytes(g.UUID)
-				limit := min(c.ContainerLimits(g.UUID).Max, p.PodLimits(g.UUID).Max)
-				_, err = d.admit(g.UUID, p, p.Ref.Namespace, d.cfg.Policy.For(p.Ref.Namespace), want, limit > want)
+				_, err = d.admit(g.UUID, p, p.Ref.Namespace, d.cfg.Policy.For(p.Ref.Namespace), want)
 			}
 			if err != nil {
 				c.Held = false
@@ -210,7 +209,7 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 	}
 	before := *c
 	c.State, c.PID, c.Start, c.Cgroup, c.Level = registry.Running, proc.PID, proc.Start, &cgroup, level
-	c.StartedAt = d.now()
+	c.StartedAt, c.Priority = d.now(), d.host.Priority(proc.PID)
 	if err := d.save(c.Pod()); err != nil {
 		pod := c.Pod()
 		*c = before

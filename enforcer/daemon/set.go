@@ -160,7 +160,7 @@ func (d *Daemon) planSet(c *registry.Container, asked quota.Change, scope string
 				// The container's part of the sum becomes the new one.
 				want = max(want, want-min(want, own.Min)+ch.now.Min)
 			}
-			if _, err := d.admit(g.UUID, p, p.Ref.Namespace, pol, want, min(limit, other) > want); err != nil {
+			if _, err := d.admit(g.UUID, p, p.Ref.Namespace, pol, want); err != nil {
 				return nil, nil, err
 			}
 		}

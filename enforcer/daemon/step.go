@@ -5,6 +5,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -27,6 +28,9 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	g.inFlight, g.have, g.sample, g.number = false, true, s, number
 	in := policy.Input{Sample: sampleFact(number, s)}
 	info := sampleInfo(number, s)
+	if !d.cfg.KillMPS {
+		info.Spared = s.MPS
+	}
 
 	pods := d.podsOn(uuid)
 	for _, p := range pods {
@@ -86,9 +90,19 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 			d.event(about(c, api.Event{Type: "would-kill", GPU: uuid, Message: k.Reason, Numbers: killNumbers(&k)}))
 		}
 	}
+	for _, k := range out.Withheld {
+		if c := d.reg.ByID(k.Container); c != nil {
+			d.event(about(c, api.Event{Type: "kill-withheld", GPU: uuid, Message: k.Reason + "; not done: " + k.Withheld, Numbers: killNumbers(&k)}))
+		}
+	}
+	d.saidForeign(g, &out)
 	d.confirmKills(g, &out)
 	d.drained(g, &out)
 	above := d.isAbove(&out)
+	g.rising = false
+	for _, st := range out.Containers {
+		g.rising = g.rising || st.Rising
+	}
 	if out.Kill != nil {
 		d.startKill(g, out.Kill)
 	} else if above && !g.above {
@@ -143,11 +157,19 @@ func (d *Daemon) containerFact(c *registry.Container, uuid string) policy.Contai
 		Container: c.ContainerLimits(uuid), PodLimits: c.Pod().PodLimits(uuid),
 		OOMGroup: c.Grant.OOMGroup, Mode: c.Grant.Mode, ShimAbsent: c.ShimAbsent,
 	}
-	if rt := d.runtime[c.Pod().Name]; f.ShimAbsent == "" && rt != nil && rt.broken != "" {
-		f.ShimAbsent = "ledger broken"
+	if rt := d.runtime[c.Pod().Name]; rt != nil && rt.broken != "" {
+		f.ShimUnknown = true
+		if f.ShimAbsent == "" {
+			f.ShimAbsent = "ledger broken"
+		}
 	}
+	f.ShimUnknown = f.ShimUnknown || f.ShimAbsent == pagesLost
+	f.Priority, f.Started = c.Priority, time.Duration(c.Start)*clockTick
 	return f
 }
+
+// clockTick is the unit of a process's start time.
+const clockTick = time.Second / 100
 
 func sampleFact(number uint64, s gpu.Sample) policy.Sample {
 	out := policy.Sample{
@@ -156,7 +178,8 @@ func sampleFact(number uint64, s gpu.Sample) policy.Sample {
 		TotalBytes:  s.Memory.TotalBytes, UsedBytes: s.Memory.UsedBytes, ReservedBytes: s.Memory.ReservedBytes,
 	}
 	for _, p := range s.Processes {
-		out.Processes = append(out.Processes, policy.ProcessUse{PID: p.PID, Bytes: p.Bytes, Known: p.Known})
+		_, mps := slices.BinarySearch(s.MPS, p.PID)
+		out.Processes = append(out.Processes, policy.ProcessUse{PID: p.PID, Bytes: p.Bytes, Known: p.Known, MPS: mps})
 	}
 	return out
 }
@@ -184,26 +207,6 @@ func (d *Daemon) saidUnknown(g *gpuState, out *policy.Output) {
 		}
 		d.event(api.Event{Type: "gpu-unknown", Code: string(quota.CodeGPUUnknown), GPU: g.info.UUID, Message: fmt.Sprintf(
 			"nothing trustworthy is known of %s (%.200s): nobody is killed there, and after %s no container starts", g.info.UUID, g.saidWhy, unknownLimit)})
-	}
-}
-
-// count keeps what must survive: peaks and the samples above memory.max.
-func (d *Daemon) count(g *gpuState, out *policy.Output) {
-	for id, st := range out.Containers {
-		c := d.reg.ByID(id)
-		if c == nil {
-			continue
-		}
-		n := c.CountersOn(g.info.UUID)
-		if st.PeakBytes > n.PeakBytes {
-			n.PeakBytes = st.PeakBytes
-			d.dirty[c.Pod().Name] = true
-		}
-		// The limit that holds is the lower of the container's and the pod's.
-		if st.OverMax || out.Pods[c.Pod().ID()].OverMax && st.NVMLBytes > 0 {
-			n.OverMax++
-			d.dirty[c.Pod().Name] = true
-		}
 	}
 }
 
@@ -358,13 +361,26 @@ func (d *Daemon) writeFiles(p *registry.Pod, force bool) {
 		var rows []ledger.FileGPU
 		for _, g := range c.Grant.GPUs {
 			v := d.viewGPU(c, g)
+			pod := v.Pod
+			pod.Max = d.publishedMax(g.UUID, policy.Level{Pod: p.ID()}, pod.Max)
 			rows = append(rows, ledger.FileGPU{
-				UUID: g.UUID, Max: v.Limits.Max, Current: v.Current, Peak: v.Peak,
-				Events: ledger.FileEvents{High: v.Events.High, Max: v.Events.Max, Device: v.Events.Device, OOM: v.Events.OOM, OOMKill: v.Events.OOMKill},
+				UUID:      g.UUID,
+				FileLevel: fileLevel(v.Limits, v.Current, v.Peak, v.Events, v.EventsLocal),
+				Pod:       fileLevel(pod, v.PodCurrent, v.PodPeak, v.PodEvents, v.PodEventsLocal),
 			})
 		}
-		d.once("memory files in "+page.Dir(), page.WriteFiles(rows))
+		d.once("memory files in "+page.Dir(), page.WriteFiles(c.Grant.OOMGroup, rows))
 	}
+}
+
+func fileLevel(l quota.Limits, current, peak uint64, events, local api.Events) ledger.FileLevel {
+	return ledger.FileLevel{
+		Max: l.Max, High: l.High, Min: l.Min, SwapMax: l.SwapMax, Current: current, Peak: peak, Events: fileEvents(events), Local: fileEvents(local),
+	}
+}
+
+func fileEvents(e api.Events) ledger.FileEvents {
+	return ledger.FileEvents{High: e.High, Max: e.Max, Device: e.Device, OOM: e.OOM, OOMKill: e.OOMKill, OOMGroupKill: e.OOMGroupKill}
 }
 
 // runHousekeeping collects what ended, holds that ran out, and saves counters.

@@ -131,7 +131,11 @@ func (d *Daemon) viewGPU(c *registry.Container, g quota.GPU) api.ContainerGPU {
 	}
 	if n := c.Counters[g.UUID]; n != nil {
 		v.Peak = n.PeakBytes
-		v.Events = api.Events{OverMax: n.OverMax, OOM: n.OOM, OOMKill: n.OOMKill}
+		v.Events = api.Events{OverMax: n.OverMax, OOM: n.OOM, OOMKill: n.OOMKill, OOMGroupKill: n.OOMGroupKill}
+		v.EventsLocal, v.ThrottledNS = n.Local, n.FrozenNS
+	}
+	if n := p.Counters[g.UUID]; n != nil {
+		v.PodPeak, v.PodEvents, v.PodEventsLocal = n.PeakBytes, n.Events, n.Local
 	}
 	reported, ended := c.Reported[g.UUID]
 	if i := p.GPUIndex(g.UUID); !ended && i >= 0 {
@@ -142,6 +146,7 @@ func (d *Daemon) viewGPU(c *registry.Container, g quota.GPU) api.ContainerGPU {
 	if gs == nil {
 		return v
 	}
+	v.PodCurrent = gs.out.Pods[p.ID()].ChargedBytes
 	st, ok := gs.out.Containers[c.ID()]
 	if !ok {
 		v.Known = c.State == registry.Ended && gs.out.Known

@@ -167,6 +167,7 @@ type SampleInfo struct {
 	Why       string        // what was missing
 	Processes int
 	Unknown   []int // pids without a size
+	Spared    []int // pids that policy does not let us kill: clients of an MPS server
 }
 
 // Samples is where the watch looks.
@@ -224,6 +225,8 @@ func (w Watch) State(_ Subject, gpu string) Status {
 		return Status{State: Degraded, Why: cut(in.Why)}
 	case len(in.Unknown) > 0:
 		return Status{State: Degraded, Why: fmt.Sprintf("NVML does not say the memory of process %s", pidList(in.Unknown)), PIDs: in.Unknown}
+	case len(in.Spared) > 0:
+		return Status{State: Degraded, Why: fmt.Sprintf("process %s uses an MPS server, and killing a client can fault the others (policy kill-mps)", pidList(in.Spared)), PIDs: in.Spared}
 	case age > ProofAge:
 		return Status{State: Degraded, Why: fmt.Sprintf("NVML's newest answer is %s old", age.Round(100*time.Millisecond))}
 	}

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,15 +20,46 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Names of the cgroup-like files.
+// Names of the cgroup-like files of a container, and of the folder in which the same names say what
+// holds for its pod. In the first what holds for the container is shown: the lower of its own limit
+// and the pod's.
 const (
-	MaxName     = "memory.max"
-	CurrentName = "memory.current"
-	PeakName    = "memory.peak"
-	EventsName  = "memory.events"
+	MaxName         = "memory.max"
+	HighName        = "memory.high"
+	MinName         = "memory.min"
+	SwapMaxName     = "memory.swap.max"
+	CurrentName     = "memory.current"
+	PeakName        = "memory.peak"
+	OOMGroupName    = "memory.oom.group"
+	EventsName      = "memory.events"
+	EventsLocalName = "memory.events.local"
+	PodDirName      = "pod"
 )
 
-var fileNames = [...]string{MaxName, CurrentName, PeakName, EventsName}
+// levelFiles are written for each level; the first four of the container's were the only ones once,
+// so that a folder that is adopted may lack the rest.
+var levelFiles = [...]string{MaxName, CurrentName, PeakName, EventsName, HighName, MinName, SwapMaxName, OOMGroupName, EventsLocalName}
+
+const (
+	oldFiles  = 4
+	fileCount = 17 // both levels', memory.oom.group is the container's
+)
+
+var _ [0]struct{} = [fileCount - (2*len(levelFiles) - 1)]struct{}{}
+
+var fileNames = func() (names [fileCount]string) {
+	n := copy(names[:], levelFiles[:])
+	for _, f := range levelFiles {
+		if f != OOMGroupName {
+			names[n] = PodDirName + "/" + f
+			n++
+		}
+	}
+	return names
+}()
+
+// ContainerFiles are the names of a container's own cgroup-like files.
+func ContainerFiles() []string { return slices.Clone(levelFiles[:]) }
 
 // Container is a container's page and files. gpufenced alone writes them; a container has them
 // mounted, so they are only ever changed in place.
@@ -37,8 +69,8 @@ type Container struct {
 
 	mu    sync.Mutex
 	page  *mapping
-	files [len(fileNames)]*os.File
-	last  [len(fileNames)][]byte
+	files [fileCount]*os.File // nil: an adopted folder has it not
+	last  [fileCount][]byte
 }
 
 // createContainer writes a whole folder that nobody sees yet.
@@ -66,6 +98,13 @@ func createContainer(dir string, index uint32, plain bool) error {
 	copy(page[limitsCopies+limitsCopyBytes:], empty)
 	if err := writeNew(filepath.Join(dir, LimitsName), page, plain); err != nil {
 		return fmt.Errorf("create limits page: %w", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, PodDirName), 0o700); err != nil {
+		return fmt.Errorf("create container folder: %w", err)
+	}
+	// Mounted into the container, where everybody may look; chmod, since umask cuts the mode.
+	if err := os.Chmod(filepath.Join(dir, PodDirName), 0o755); err != nil {
+		return fmt.Errorf("create container folder: %w", err)
 	}
 	for _, name := range fileNames {
 		if err := writeNew(filepath.Join(dir, name), nil, plain); err != nil {
@@ -149,7 +188,8 @@ func (c *Container) open() (err error) {
 		return err
 	}
 	for i, name := range fileNames {
-		if c.files[i], err = os.OpenFile(filepath.Join(c.dir, name), os.O_RDWR, 0); err != nil {
+		c.files[i], err = os.OpenFile(filepath.Join(c.dir, name), os.O_RDWR, 0)
+		if err != nil && (i < oldFiles || !errors.Is(err, fs.ErrNotExist)) {
 			return err
 		}
 	}
@@ -395,46 +435,93 @@ func readAll(f *os.File, n int) ([]byte, error) {
 
 // FileGPU is a container's row for one GPU in the cgroup-like files, one line for each GPU as in
 // the kernel's dmem files: "GPU-... 4294967296", "GPU-... max", and for memory.events the
-// nested-keyed form "GPU-... high=0 max=3 device=0 oom=0 oom_kill=0".
+// nested-keyed form "GPU-... high=0 max=3 device=0 oom=0 oom_kill=0 oom_group_kill=0".
 type FileGPU struct {
-	UUID    string
-	Max     uint64 // Unlimited is written as max
+	UUID string
+	FileLevel
+	Pod FileLevel
+}
+
+// FileLevel is what is written of one level on one GPU.
+type FileLevel struct {
+	Max     uint64 // Unlimited is written as max, here and below
+	High    uint64
+	Min     uint64
+	SwapMax uint64
 	Current uint64
 	Peak    uint64
 	Events  FileEvents
+	Local   FileEvents
 }
 
 // FileEvents are the counters of memory.events.
-type FileEvents struct{ High, Max, Device, OOM, OOMKill uint64 }
+type FileEvents struct{ High, Max, Device, OOM, OOMKill, OOMGroupKill uint64 }
+
+// row is the line of a file, without the GPU.
+func (l *FileLevel) row(name string) string {
+	limit := func(b uint64) string {
+		if b == Unlimited {
+			return "max"
+		}
+		return strconv.FormatUint(b, 10)
+	}
+	events := func(e FileEvents) string {
+		return fmt.Sprintf("high=%d max=%d device=%d oom=%d oom_kill=%d oom_group_kill=%d", e.High, e.Max, e.Device, e.OOM, e.OOMKill, e.OOMGroupKill)
+	}
+	switch name {
+	case MaxName:
+		return limit(l.Max)
+	case HighName:
+		return limit(l.High)
+	case MinName:
+		return limit(l.Min)
+	case SwapMaxName:
+		return limit(l.SwapMax)
+	case CurrentName:
+		return strconv.FormatUint(l.Current, 10)
+	case PeakName:
+		return strconv.FormatUint(l.Peak, 10)
+	case EventsLocalName:
+		return events(l.Local)
+	}
+	return events(l.Events)
+}
 
 // WriteFiles writes the cgroup-like files, each with one write on the inode that the container
 // has mounted. Content that did not change is not written.
-func (c *Container) WriteFiles(gpus []FileGPU) error {
-	var text [len(fileNames)]bytes.Buffer
-	for _, g := range gpus {
-		limit := "max"
-		if g.Max != Unlimited {
-			limit = strconv.FormatUint(g.Max, 10)
-		}
-		fmt.Fprintf(&text[0], "%s %s\n", g.UUID, limit)
-		fmt.Fprintf(&text[1], "%s %d\n", g.UUID, g.Current)
-		fmt.Fprintf(&text[2], "%s %d\n", g.UUID, g.Peak)
-		fmt.Fprintf(&text[3], "%s high=%d max=%d device=%d oom=%d oom_kill=%d\n",
-			g.UUID, g.Events.High, g.Events.Max, g.Events.Device, g.Events.OOM, g.Events.OOMKill)
-	}
+func (c *Container) WriteFiles(oomGroup bool, gpus []FileGPU) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.page == nil {
+		return fmt.Errorf("write memory files in %s: %w", c.dir, fs.ErrClosed)
+	}
 	var errs []error
-	for i := range text {
+	for i, name := range fileNames {
 		if c.files[i] == nil {
-			return fmt.Errorf("write %s in %s: %w", fileNames[i], c.dir, fs.ErrClosed)
+			continue
 		}
-		content := text[i].Bytes()
+		var text bytes.Buffer
+		level, ofPod := strings.CutPrefix(name, PodDirName+"/")
+		switch {
+		case level == OOMGroupName && oomGroup:
+			text.WriteString("1\n")
+		case level == OOMGroupName:
+			text.WriteString("0\n")
+		default:
+			for k := range gpus {
+				l := &gpus[k].FileLevel
+				if ofPod {
+					l = &gpus[k].Pod
+				}
+				fmt.Fprintf(&text, "%s %s\n", gpus[k].UUID, l.row(level))
+			}
+		}
+		content := text.Bytes()
 		if c.last[i] != nil && bytes.Equal(c.last[i], content) {
 			continue
 		}
 		if err := overwrite(c.files[i], content); err != nil {
-			errs = append(errs, fmt.Errorf("write %s: %w", fileNames[i], err))
+			errs = append(errs, fmt.Errorf("write %s: %w", name, err))
 			continue
 		}
 		c.last[i] = bytes.Clone(content)

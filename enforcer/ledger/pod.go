@@ -26,9 +26,9 @@ const (
 	maxSlots = 1 << 16
 
 	pageBytes = 4096
-	// What a container takes: its folder, the limits page, four cgroup-like files.
-	containerInodes = 6
-	containerPages  = (limitsBytes+pageBytes-1)/pageBytes + 4
+	// What a container takes: its folders, the limits page, the cgroup-like files.
+	containerInodes = 3 + fileCount
+	containerPages  = (limitsBytes+pageBytes-1)/pageBytes + fileCount
 	// The root, the folder of containers, the slots file, the ledger.
 	podInodes = 4
 )

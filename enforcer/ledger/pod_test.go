@@ -86,7 +86,7 @@ func TestPodOnTmpfs(t *testing.T) {
 		if err := c.Publish(sampleLimits); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.WriteFiles([]FileGPU{{UUID: "GPU-1", Max: 1}}); err != nil {
+		if err := c.WriteFiles(true, []FileGPU{{UUID: "GPU-1", FileLevel: FileLevel{Max: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -331,7 +331,7 @@ func TestLimitsPage(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range []error{c.Publish(sampleLimits), c.Beat(), c.BeginSample(1), c.WriteFiles(nil)} {
+	for _, err := range []error{c.Publish(sampleLimits), c.Beat(), c.BeginSample(1), c.WriteFiles(true, nil)} {
 		if !errors.Is(err, fs.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
@@ -484,24 +484,54 @@ func TestFiles(t *testing.T) {
 	}
 	before := inode(MaxName)
 	long := []FileGPU{
-		{UUID: "GPU-a", Max: 4294967296, Current: 1234567890, Peak: 2345678901, Events: FileEvents{1, 2, 3, 4, 5}},
-		{UUID: "GPU-b", Max: Unlimited},
+		{
+			UUID: "GPU-a",
+			FileLevel: FileLevel{
+				Max: 4294967296, High: 3, Min: 2, SwapMax: 0, Current: 1234567890, Peak: 2345678901,
+				Events: FileEvents{1, 2, 3, 4, 5, 6}, Local: FileEvents{0, 1, 2, 3, 4, 5},
+			},
+			Pod: FileLevel{
+				Max: Unlimited, High: Unlimited, Min: 7, SwapMax: Unlimited, Current: 8, Peak: 9,
+				Events: FileEvents{10, 20, 30, 40, 50, 60}, Local: FileEvents{OOM: 1},
+			},
+		},
+		{UUID: "GPU-b", FileLevel: FileLevel{Max: Unlimited}},
 	}
-	if err := c.WriteFiles(long); err != nil {
+	if err := c.WriteFiles(true, long); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
 		MaxName:     "GPU-a 4294967296\nGPU-b max\n",
 		CurrentName: "GPU-a 1234567890\nGPU-b 0\n",
 		PeakName:    "GPU-a 2345678901\nGPU-b 0\n",
-		EventsName:  "GPU-a high=1 max=2 device=3 oom=4 oom_kill=5\nGPU-b high=0 max=0 device=0 oom=0 oom_kill=0\n",
+		EventsName: "GPU-a high=1 max=2 device=3 oom=4 oom_kill=5 oom_group_kill=6\n" +
+			"GPU-b high=0 max=0 device=0 oom=0 oom_kill=0 oom_group_kill=0\n",
+		EventsLocalName: "GPU-a high=0 max=1 device=2 oom=3 oom_kill=4 oom_group_kill=5\n" +
+			"GPU-b high=0 max=0 device=0 oom=0 oom_kill=0 oom_group_kill=0\n",
+		HighName:              "GPU-a 3\nGPU-b 0\n",
+		MinName:               "GPU-a 2\nGPU-b 0\n",
+		SwapMaxName:           "GPU-a 0\nGPU-b 0\n",
+		OOMGroupName:          "1\n",
+		"pod/memory.max":      "GPU-a max\nGPU-b 0\n",
+		"pod/memory.high":     "GPU-a max\nGPU-b 0\n",
+		"pod/memory.min":      "GPU-a 7\nGPU-b 0\n",
+		"pod/memory.peak":     "GPU-a 9\nGPU-b 0\n",
+		"pod/memory.current":  "GPU-a 8\nGPU-b 0\n",
+		"pod/memory.swap.max": "GPU-a max\nGPU-b 0\n",
+		"pod/memory.events": "GPU-a high=10 max=20 device=30 oom=40 oom_kill=50 oom_group_kill=60\n" +
+			"GPU-b high=0 max=0 device=0 oom=0 oom_kill=0 oom_group_kill=0\n",
+		"pod/memory.events.local": "GPU-a high=0 max=0 device=0 oom=1 oom_kill=0 oom_group_kill=0\n" +
+			"GPU-b high=0 max=0 device=0 oom=0 oom_kill=0 oom_group_kill=0\n",
 	} {
 		if got := read(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if err := c.WriteFiles([]FileGPU{{UUID: "GPU-a", Max: 1}}); err != nil {
+	if err := c.WriteFiles(false, []FileGPU{{UUID: "GPU-a", FileLevel: FileLevel{Max: 1}}}); err != nil {
 		t.Fatal(err)
+	}
+	if got := read(OOMGroupName); got != "0\n" {
+		t.Errorf("memory.oom.group: %q", got)
 	}
 	if got := read(MaxName); got != "GPU-a 1\n" {
 		t.Errorf("shorter content: %q", got)
@@ -509,11 +539,44 @@ func TestFiles(t *testing.T) {
 	if inode(MaxName) != before {
 		t.Error("the file was replaced: a container would still see the old one")
 	}
-	if err := c.WriteFiles(nil); err != nil {
+	if err := c.WriteFiles(true, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.TrimSpace(read(MaxName)); got != "" {
 		t.Errorf("no GPU: %q", got)
+	}
+}
+
+// A folder that an earlier version made has fewer files, and is adopted as it is.
+func TestFilesOfAnEarlierVersion(t *testing.T) {
+	p := newPod(t, 2, true)
+	c := addContainer(t, p, "main", 5)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{HighName, EventsLocalName, OOMGroupName} {
+		if err := os.Remove(filepath.Join(c.Dir(), name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(c.Dir(), PodDirName)); err != nil {
+		t.Fatal(err)
+	}
+	c = addContainer(t, p, "main", 5)
+	if err := c.WriteFiles(true, []FileGPU{{UUID: "GPU-a", FileLevel: FileLevel{Max: 1}}}); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(c.Dir(), MaxName)); err != nil || string(b) != "GPU-a 1\n" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(c.Dir(), PeakName)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.AddContainer("main", 5); err == nil {
+		t.Error("a folder without memory.peak was adopted")
 	}
 }
 

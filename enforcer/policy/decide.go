@@ -126,6 +126,9 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 			g.markKilled(kill, in, out)
 		}
 	}
+	if out.Kill == nil && g.cfg.ShimKill {
+		g.killShimless(usages, in, out)
+	}
 	if out.Kill == nil && g.cfg.UnmanagedKill {
 		g.killUnmanaged(in, out)
 	}
@@ -144,6 +147,41 @@ func (g *GPU) withhold(k *Kill) bool {
 		}
 	}
 	return false
+}
+
+// killShimless picks the container whose process without a slot holds the most.
+func (g *GPU) killShimless(usages []*usage, in Input, out *Output) {
+	var victim *process
+	var of *usage
+	for _, u := range usages {
+		if u.fact.Mode != quota.ModeEnforce || u.fact.ShimUnknown {
+			continue
+		}
+		for _, p := range u.procs {
+			if p.slotIndex >= 0 || p.left || !p.isNoSlot || in.Now-p.slotless < g.cfg.ShimGrace || p.answers < 2 || victim != nil && p.nvml <= victim.nvml {
+				continue
+			}
+			victim, of = p, u
+		}
+	}
+	if victim == nil {
+		return
+	}
+	k := Kill{
+		Container: of.fact.ID, Pod: of.fact.Pod, Scope: "shim", Group: of.fact.OOMGroup, PID: victim.pid, Start: victim.start,
+		PIDs: []int{victim.pid}, UsedBytes: of.bytes, MaxBytes: of.fact.Container.Max, First: victim.firstSeen, Second: in.Sample.Began,
+		Escalated: victim.killed && !of.fact.OOMGroup, Again: victim.killed && victim.killedGroup,
+		Candidates: []Candidate{{Container: of.fact.ID, Name: of.fact.Name, UsedBytes: of.bytes, MaxBytes: of.fact.Container.Max}},
+	}
+	k.Group = k.Group || k.Escalated
+	why := shimWhy(of.fact)
+	k.Reason = fmt.Sprintf("kill container %s: its process %d (%s) uses %s on %s without the shim (%s) since %v (shim-missing = \"kill\")",
+		name(of.fact), k.PID, victim.comm, quota.HumanBytes(victim.nvml), g.uuid, why, (in.Now - victim.slotless).Round(time.Millisecond))
+	k.Message = fmt.Sprintf("GPU used without gpufence's library (%s) by process %d (%s) on %s; this node's policy forbids that", why, k.PID, victim.comm, g.uuid)
+	if !g.withhold(&k) {
+		out.Kill = &k
+		g.markKilled(k, in, out)
+	}
 }
 
 // killUnmanaged picks the largest process that did not come through gpufence. It was in two

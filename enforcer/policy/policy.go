@@ -34,6 +34,8 @@ type Config struct {
 	KillMPS bool
 	// UnmanagedKill kills GPU processes that did not come through gpufence and are not exempt.
 	UnmanagedKill bool
+	// ShimKill kills containers with a GPU process that the shim has not seen for ShimGrace.
+	ShimKill bool
 	// FreezeShare is the greatest part of the time that a container above memory.high whose
 	// processes no shim slows is frozen; 0 for never.
 	FreezeShare float64
@@ -131,6 +133,8 @@ type ContainerFact struct {
 	Mode      quota.Mode
 	// ShimAbsent, when not empty, says why its processes cannot load the shim.
 	ShimAbsent string
+	// ShimUnknown: its slots cannot be read, so that a process without one tells nothing.
+	ShimUnknown bool
 	// Priority and Started order those that may have to make room: the lower and the younger
 	// first.
 	Priority int
@@ -273,7 +277,8 @@ type Kill struct {
 	Container ContainerID // "" for an unmanaged process
 	Pod       PodID
 	// Scope is whose limit was crossed: container or pod; room for one that has to go for a
-	// guarantee, unmanaged for a process that did not come through gpufence.
+	// guarantee, shim for one whose process no shim sees, unmanaged for a process that did not
+	// come through gpufence.
 	Scope string
 	Group bool // the whole container; else PID only
 	PID   int  // largest GPU process of the container

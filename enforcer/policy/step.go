@@ -147,6 +147,9 @@ func NewGPU(uuid string, cfg Config) *GPU {
 	}
 }
 
+// Configure changes node policy from the next step on.
+func (g *GPU) Configure(cfg Config) { g.cfg = cfg }
+
 // Forget drops a container that has ended, and its processes' memory of whose they are.
 func (g *GPU) Forget(id ContainerID) {
 	delete(g.shims, id)

@@ -68,6 +68,7 @@ const (
 	CodeAmbiguousName   Code = "E1409" // several are
 	CodeNotRunning      Code = "E1410" // the container has ended, or has not started
 	CodeNamespaceTotal  Code = "E1411" // the namespace's total of memory.min
+	CodeUnmanaged       Code = "E1412" // GPU use that did not come through gpufence, which policy denies
 
 	CodeUnreachable     Code = "E1501" // gpufenced does not answer
 	CodeBadAnswer       Code = "E1502" // gpufenced's answer cannot be understood
@@ -158,6 +159,7 @@ func Codes() []CodeInfo {
 		{CodeAmbiguousName, "several are"},
 		{CodeNotRunning, "the container has ended, or has not started"},
 		{CodeNamespaceTotal, "the namespace's total of memory.min"},
+		{CodeUnmanaged, "GPU use that did not come through gpufence, which policy denies"},
 		{CodeUnreachable, "gpufenced does not answer"},
 		{CodeBadAnswer, "gpufenced's answer cannot be understood"},
 		{CodeBadPolicy, "config.toml is wrong"},

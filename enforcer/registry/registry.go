@@ -43,10 +43,23 @@ const (
 
 // Counters are a container's on one GPU, as gpufenced observed them; they only grow.
 type Counters struct {
-	OverMax   uint64 `json:"over_max"`
-	OOM       uint64 `json:"oom"`
-	OOMKill   uint64 `json:"oom_kill"`
-	PeakBytes uint64 `json:"peak_bytes"`
+	OverMax      uint64 `json:"over_max"`
+	OOM          uint64 `json:"oom"`
+	OOMKill      uint64 `json:"oom_kill"`
+	OOMGroupKill uint64 `json:"oom_group_kill,omitempty"`
+	PeakBytes    uint64 `json:"peak_bytes"`
+	FrozenNS     uint64 `json:"frozen_ns,omitempty"` // for being above memory.high
+	// Local are the events of the container's own limits.
+	Local api.Events `json:"local"`
+	// Reported is what was folded of its processes' events into Local and the pod's counters.
+	Reported ledger.SlotEvents `json:"reported"`
+}
+
+// PodCounters are a pod's on one GPU, over all containers that it had; they only grow.
+type PodCounters struct {
+	Events    api.Events `json:"events"`
+	Local     api.Events `json:"local"` // of the pod's own limits
+	PeakBytes uint64     `json:"peak_bytes"`
 }
 
 // Kill is the newest decision to kill in a container. It is saved before the signal, so that
@@ -62,6 +75,8 @@ type Kill struct {
 	SentNS int64     `json:"sent_ns,omitempty"` // CLOCK_MONOTONIC of SIGKILL
 	// Confirmed: the memory came back.
 	Confirmed bool `json:"confirmed,omitempty"`
+	// Unconfirmed: it was said that the memory did not come back in time.
+	Unconfirmed bool `json:"unconfirmed,omitempty"`
 }
 
 // Container is one container in one life: a container that is created again under the same key
@@ -86,10 +101,12 @@ type Container struct {
 	ShimAbsent     string              `json:"shim_absent,omitempty"`
 	TerminationLog string              `json:"termination_log,omitempty"`
 
-	PID    int         `json:"pid,omitempty"`
-	Start  uint64      `json:"start,omitempty"`
-	Cgroup *act.Cgroup `json:"cgroup,omitempty"`
-	Level  quota.Level `json:"level,omitempty"`
+	PID   int    `json:"pid,omitempty"`
+	Start uint64 `json:"start,omitempty"`
+	// Priority orders those that may have to make room: the lower, the sooner.
+	Priority int         `json:"priority,omitempty"`
+	Cgroup   *act.Cgroup `json:"cgroup,omitempty"`
+	Level    quota.Level `json:"level,omitempty"`
 
 	PreparedAt time.Time `json:"prepared_at"`
 	StartedAt  time.Time `json:"started_at,omitzero"`
@@ -163,8 +180,9 @@ type Pod struct {
 	Asked  map[string]quota.Limits `json:"asked,omitempty"`
 	Limits map[string]quota.Limits `json:"limits,omitempty"`
 	// ContextBytes is the largest context seen in this pod, by GPU.
-	ContextBytes map[string]uint64 `json:"context_bytes,omitempty"`
-	Totals       *ledger.Totals    `json:"totals,omitempty"`
+	ContextBytes map[string]uint64       `json:"context_bytes,omitempty"`
+	Counters     map[string]*PodCounters `json:"counters,omitempty"` // by GPU UUID
+	Totals       *ledger.Totals          `json:"totals,omitempty"`
 	// Resizes are the pending ones, by GPU UUID, of the pod and of its containers.
 	Resizes    map[string][]policy.Resize `json:"resizes,omitempty"`
 	Containers []*Container               `json:"containers"`
@@ -191,6 +209,19 @@ func (p *Pod) AddGPU(uuid string) error {
 	return nil
 }
 
+// CountersOn are the pod's counters on a GPU.
+func (p *Pod) CountersOn(uuid string) *PodCounters {
+	n := p.Counters[uuid]
+	if n == nil {
+		n = &PodCounters{}
+		if p.Counters == nil {
+			p.Counters = map[string]*PodCounters{}
+		}
+		p.Counters[uuid] = n
+	}
+	return n
+}
+
 // Active says whether any of its containers counts.
 func (p *Pod) Active() bool { return slices.ContainsFunc(p.Containers, (*Container).Active) }
 
@@ -210,7 +241,8 @@ func (p *Pod) MinBytes(uuid string) uint64 {
 		own = p.PodLimits(uuid).Min
 		sum = satAdd(sum, c.ContainerLimits(uuid).Min)
 	}
-	return max(own, sum)
+	// No promise inside the pod goes beyond what the pod may have.
+	return max(own, min(sum, p.PodLimits(uuid).Max))
 }
 
 // Holds says whether the container counts for admission on a GPU.

@@ -383,6 +383,8 @@ func TestMinBytes(t *testing.T) {
 	a.State = Running
 	a.Grant.Container[gpu] = quota.Limits{Min: quota.Unlimited}
 	b.State = Running
+	check(5*gib, "no promise inside goes beyond what the pod may have")
+	delete(p.Limits, gpu)
 	check(quota.Unlimited, "it does not wrap around")
 	if p.MinBytes("GPU-other") != 0 {
 		t.Error("on a GPU that it does not have")

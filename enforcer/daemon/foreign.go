@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+// unattributedLimit is how much memory that no process explains is worth an event: drivers keep
+// some for themselves, and what the lists and the device say is never of one moment.
+const unattributedLimit = 256 << 20
+
+// saidForeign reports, once each, processes that did not come through gpufence, and memory that no
+// process explains. The caller holds mu.
+func (d *Daemon) saidForeign(g *gpuState, out *policy.Output) {
+	uuid := g.info.UUID
+	seen := map[procID]bool{}
+	for _, p := range out.Unmanaged {
+		id := procID{p.PID, p.Start}
+		seen[id] = true
+		if g.foreign[id] || d.cfg.Unmanaged == "allow" {
+			continue
+		}
+		g.foreign[id] = true
+		d.event(api.Event{Type: "unmanaged", Code: string(quota.CodeUnmanaged), GPU: uuid,
+			Message: fmt.Sprintf("process %d (%s) uses %s of %s and did not come through gpufence; policy unmanaged = %q", p.PID, p.Comm, quota.HumanBytes(p.NVMLBytes), uuid, d.cfg.Unmanaged),
+			Numbers: map[string]uint64{"pid": uint64(p.PID), "bytes": p.NVMLBytes}})
+	}
+	for id := range g.foreign {
+		if !seen[id] && out.Known {
+			delete(g.foreign, id)
+		}
+	}
+	if out.UnattributedBytes <= unattributedLimit || g.unexplained == 0 {
+		g.unexplained = g.outAt
+	}
+	switch {
+	case !out.Known:
+	case !g.unattributed && out.UnattributedBytes > unattributedLimit && g.outAt-g.unexplained >= 2*d.cfg.Settle:
+		g.unattributed = true
+		d.event(api.Event{Type: "unattributed", GPU: uuid, Message: fmt.Sprintf("%s of %s are in use, but by no process that NVML lists: counted in admission, nobody is killed for it",
+			quota.HumanBytes(out.UnattributedBytes), uuid), Numbers: map[string]uint64{"bytes": out.UnattributedBytes}})
+	case g.unattributed && out.UnattributedBytes <= unattributedLimit/2:
+		g.unattributed = false
+		d.event(api.Event{Type: "unattributed-gone", GPU: uuid, Message: fmt.Sprintf("what is in use on %s is explained again", uuid)})
+	}
+}
+
+// unmanagedDenied refuses a GPU that a process holds which did not come through gpufence, where
+// policy says so: what is promised there could not be kept.
+func (d *Daemon) unmanagedDenied(g *gpuState) error {
+	if d.cfg.Unmanaged != "deny" && d.cfg.Unmanaged != "kill" || len(g.out.Unmanaged) == 0 {
+		return nil
+	}
+	p := g.out.Unmanaged[0]
+	return quota.NewError(quota.CodeUnmanaged, "process %d (%.40s) uses %s of GPU %s and did not come through gpufence, and policy unmanaged = %q lets no container start beside it",
+		p.PID, p.Comm, quota.HumanBytes(p.NVMLBytes), g.info.UUID, d.cfg.Unmanaged).
+		WithHint("end it, run it through gpufence-runtime, or name it in unmanaged-exempt")
+}
