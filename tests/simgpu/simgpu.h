@@ -12,7 +12,8 @@
  *   ctl              the control device: what NVML asks. Nothing is allocated through it.
  *   admin            for people and tests (HTTP, mode 0600), never given to a container.
  *
- * One request is one packet, a struct simgpu_req; its answer is one packet, a struct
+ * One request is one packet, a struct simgpu_req, with a descriptor where the operation says
+ * so; its answer is one packet, a struct
  * simgpu_rep, followed by the payload that the operation names. A connection carries one
  * request at a time. Everything is little-endian with natural alignment; sizes are in bytes.
  * tests/simgpu/wire mirrors this file in Go; a test compares every offset and number.
@@ -38,13 +39,12 @@
 #define SIMGPU_PAGE_BYTES UINT64_C(2097152)      /* granule of device memory */
 #define SIMGPU_SMALL_BYTES UINT64_C(1048576)     /* up to here allocations share pages */
 #define SIMGPU_ALIGN_BYTES UINT64_C(512)         /* granule inside a shared page, and of a pitch */
-#define SIMGPU_POOL_STEP_BYTES UINT64_C(33554432) /* a memory pool grows by this */
 
 /* simgpu_req.op on a gpuN socket. arg[] and val[] not named are 0. */
 enum simgpu_gpu_op {
 	/* payload: struct simgpu_device */
 	SIMGPU_OP_INFO = 1,
-	/* arg[0] enum simgpu_list in which NVML shows the process
+	/* arg[0] enum simgpu_list in which NVML shows the process, arg[1] enum simgpu_context
 	 * -> val[0] context handle (never 0), val[1] bytes taken */
 	SIMGPU_OP_CTX_CREATE = 2,
 	/* arg[0] context: frees what was allocated in it -> val[0] bytes given back */
@@ -65,6 +65,27 @@ enum simgpu_gpu_op {
 	/* arg[0] handle of managed memory, arg[1] 1: bring it to the device, 0: to the host
 	 * -> val[0] bytes of it on the device */
 	SIMGPU_OP_MIGRATE = 8,
+	/* arg[0] handle of an allocation, or of a shared page, or 0 for none; arg[1] 1: with a
+	 * descriptor, arg[2] a number that importers get to see
+	 * -> val[0] token by which any process can import the memory (0: there is none). A
+	 * descriptor comes with the answer (SCM_RIGHTS); until its last copy is closed it keeps
+	 * the memory. */
+	SIMGPU_OP_EXPORT = 9,
+	/* arg[0] token; or 0, then what the descriptor that comes with the request stands for;
+	 * arg[1] context or 0 -> val[0] handle or 0 if there is no memory, val[1] bytes as
+	 * rounded, val[2] the number given at the export */
+	SIMGPU_OP_IMPORT = 10,
+	/* arg[0] context, arg[1] bytes (two's complement) by which it is larger than it was made */
+	SIMGPU_OP_CTX_RESIZE = 11,
+	/* -> val[0] bytes by which pools grow, val[1] bytes that a module takes which does not
+	 * say itself */
+	SIMGPU_OP_SETTINGS = 12,
+};
+
+/* simgpu_req.arg[1] of SIMGPU_OP_CTX_CREATE */
+enum simgpu_context {
+	SIMGPU_CONTEXT_WHOLE = 0,
+	SIMGPU_CONTEXT_GREEN = 1, /* stands on another context of its process */
 };
 
 /* simgpu_req.op on the ctl socket. arg[0] is the GPU's minor number where one is meant. */
@@ -107,6 +128,7 @@ enum simgpu_status {
 	SIMGPU_E_LOST = 4,          /* the GPU has fallen off the bus */
 	SIMGPU_E_NOT_SUPPORTED = 5, /* this GPU does not say */
 	SIMGPU_E_BUSY = 6,          /* no more contexts allowed */
+	SIMGPU_E_ELSEWHERE = 7,     /* the descriptor stands for memory of another GPU */
 };
 
 #define SIMGPU_KERNEL_DEFAULT UINT64_MAX

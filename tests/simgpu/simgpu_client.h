@@ -65,20 +65,41 @@ static inline int simgpu_open(const char *name)
 }
 
 /*
- * Sends `req` (magic is filled in) and waits for the answer. `payload` takes up to `*payload_len`
- * bytes and `*payload_len` becomes what came; both may be NULL. Returns 0 if an answer came,
- * whatever its status says, and -1 with errno if none did: the driver is gone.
+ * Sends `req` (magic is filled in), with descriptor `*pass` if that is one, and waits for the
+ * answer. `payload` takes up to `*payload_len` bytes and `*payload_len` becomes what came; `*got`
+ * becomes the descriptor that came with it, or -1. All of them may be NULL. Returns 0 if an
+ * answer came, whatever its status says, and -1 with errno if none did: the driver is gone.
  */
-static inline int simgpu_call(int fd, struct simgpu_req *req, struct simgpu_rep *rep, void *payload,
-			      size_t *payload_len)
+static inline int simgpu_exchange(int fd, struct simgpu_req *req, struct simgpu_rep *rep, void *payload,
+				  size_t *payload_len, const int *pass, int *got)
 {
+	union {
+		struct cmsghdr align;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct cmsghdr *c;
 	struct iovec iov[2];
 	struct msghdr msg;
 	ssize_t n;
 
 	req->magic = SIMGPU_MAGIC;
+	memset(&msg, 0, sizeof(msg));
+	memset(&control, 0, sizeof(control));
+	iov[0].iov_base = req;
+	iov[0].iov_len = sizeof(*req);
+	msg.msg_iov = iov;
+	msg.msg_iovlen = 1;
+	if (pass && *pass >= 0) {
+		msg.msg_control = control.room;
+		msg.msg_controllen = sizeof(control.room);
+		c = CMSG_FIRSTHDR(&msg);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), pass, sizeof(int));
+	}
 	do
-		n = send(fd, req, sizeof(*req), MSG_NOSIGNAL);
+		n = sendmsg(fd, &msg, MSG_NOSIGNAL);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return -1;
@@ -91,22 +112,35 @@ static inline int simgpu_call(int fd, struct simgpu_req *req, struct simgpu_rep 
 	iov[1].iov_len = payload_len ? *payload_len : 0;
 	msg.msg_iov = iov;
 	msg.msg_iovlen = payload_len ? 2 : 1;
+	if (got) {
+		*got = -1;
+		msg.msg_control = control.room;
+		msg.msg_controllen = sizeof(control.room);
+	}
 	do
-		n = recvmsg(fd, &msg, 0);
+		n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return -1;
-	if (n == 0) {
-		errno = ECONNRESET;
-		return -1;
-	}
-	if ((size_t)n < sizeof(*rep) || rep->magic != SIMGPU_MAGIC || (msg.msg_flags & MSG_TRUNC)) {
-		errno = EPROTO;
+	c = got ? CMSG_FIRSTHDR(&msg) : NULL;
+	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
+		memcpy(got, CMSG_DATA(c), sizeof(int));
+	if (n == 0 || (size_t)n < sizeof(*rep) || rep->magic != SIMGPU_MAGIC || (msg.msg_flags & MSG_TRUNC)) {
+		if (got && *got >= 0)
+			close(*got);
+		errno = n == 0 ? ECONNRESET : EPROTO;
 		return -1;
 	}
 	if (payload_len)
 		*payload_len = (size_t)n - sizeof(*rep);
 	return 0;
+}
+
+/* The same without descriptors. */
+static inline int simgpu_call(int fd, struct simgpu_req *req, struct simgpu_rep *rep, void *payload,
+			      size_t *payload_len)
+{
+	return simgpu_exchange(fd, req, rep, payload, payload_len, NULL, NULL);
 }
 
 #endif /* SIMGPU_CLIENT_H */

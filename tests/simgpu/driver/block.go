@@ -15,6 +15,7 @@ type block struct {
 	handle uint64
 	used   [blockSlots / 64]uint64
 	taken  int
+	shared *reference // once it was exported
 }
 
 // place finds room for n slots, first fit, and takes it.

@@ -8,8 +8,8 @@
 // for concurrent use; whoever shares one holds a lock over each call.
 //
 // What holds at every moment:
-//   - used bytes = others + what processes hold + managed pages on the device, and never more
-//     than total - reserved, except that others may be set to anything;
+//   - used bytes = others + what processes hold, shared memory once, + managed pages on the
+//     device, and never more than total - reserved, except that others may be set to anything;
 //   - a request that fails changes nothing but evicted managed pages;
 //   - nothing that a closed Client held is left after its free-lag.
 package driver
@@ -96,8 +96,9 @@ type GPU struct {
 	ended   []*process // oldest first, the tail of which procs still holds
 	groups  map[string]*group
 	hist    history // of device use
-	held    uint64  // by processes
+	held    uint64  // by processes, and by descriptors alone
 	managed uint64
+	tokens  map[uint64]*memory
 	pages   []*alloc // managed allocations, longest untouched first
 	nctx    int
 	peak    uint64
@@ -113,7 +114,7 @@ func New(cfg Config, knobs Knobs, now int64) *GPU {
 	if cfg.ReservedBytes == 0 {
 		cfg.ReservedBytes = roundUp(cfg.TotalBytes/100, wire.PageBytes)
 	}
-	g := &GPU{cfg: cfg, knobs: knobs, now: now, procs: map[ProcID]*process{}, groups: map[string]*group{}}
+	g := &GPU{cfg: cfg, knobs: knobs, now: now, procs: map[ProcID]*process{}, groups: map[string]*group{}, tokens: map[uint64]*memory{}}
 	g.record()
 	return g
 }
@@ -286,6 +287,7 @@ type Client struct {
 type context struct {
 	handle uint64
 	bytes  uint64 // its own, without what was allocated in it
+	extra  int64  // of these, by how much it is larger than it was made
 	blocks []*block
 	allocs map[uint64]*alloc
 	gone   bool
@@ -301,6 +303,7 @@ type alloc struct {
 	block    *block
 	slot     int
 	slots    int
+	shared   *reference // once it was exported, or if it was imported
 }
 
 // Open is a new open file of owner.
@@ -319,14 +322,16 @@ func (g *GPU) newHandle() uint64 {
 }
 
 // CreateContext makes a context and tells what it took.
-func (c *Client) CreateContext(now int64, list wire.List) (handle, taken uint64, err error) {
+func (c *Client) CreateContext(now int64, list wire.List, kind wire.ContextKind) (handle, taken uint64, err error) {
 	g := c.gpu
 	g.Advance(now)
 	switch {
 	case g.knobs.Lost:
 		return 0, 0, ErrLost
-	case c.closed || list > wire.ListMPS:
+	case c.closed || list > wire.ListMPS || kind > wire.ContextGreen:
 		return 0, 0, ErrInvalid
+	case kind == wire.ContextGreen && len(c.contexts) == 0:
+		return 0, 0, ErrInvalid // it has nothing to stand on
 	case g.knobs.MaxContexts > 0 && g.nctx >= g.knobs.MaxContexts:
 		return 0, 0, ErrBusy
 	}
@@ -336,6 +341,9 @@ func (c *Client) CreateContext(now int64, list wire.List) (handle, taken uint64,
 	}
 	if c.proc.contexts > 0 {
 		size = roundUp(size*uint64(g.knobs.SecondContext)/100, wire.PageBytes)
+	}
+	if kind == wire.ContextGreen {
+		return c.createGreen(list)
 	}
 	// A context that would not get through its own start is refused at once, as a whole.
 	if err := g.take(c.proc, size+g.knobs.TransientBytes); err != nil {
@@ -358,6 +366,55 @@ func (c *Client) CreateContext(now int64, list wire.List) (handle, taken uint64,
 	g.growLate(c, ctx)
 	g.note(c.proc)
 	return ctx.handle, ctx.bytes, nil
+}
+
+// createGreen makes a context that shares all but its queues with the one it stands on.
+func (c *Client) createGreen(list wire.List) (handle, taken uint64, err error) {
+	size := roundUp(c.gpu.knobs.GreenBytes, wire.PageBytes)
+	if err := c.gpu.take(c.proc, size); err != nil {
+		c.proc.refused++
+		return 0, 0, err
+	}
+	ctx := &context{handle: c.gpu.newHandle(), bytes: size, allocs: map[uint64]*alloc{}}
+	c.contexts[ctx.handle] = ctx
+	c.proc.contexts++
+	c.proc.lists |= 1 << list
+	c.gpu.nctx++
+	c.gpu.note(c.proc)
+	return ctx.handle, size, nil
+}
+
+// ResizeContext makes a context by extra bytes larger (or smaller) than it was made: its
+// stacks, its heap.
+func (c *Client) ResizeContext(now int64, handle uint64, extra int64) error {
+	g := c.gpu
+	g.Advance(now)
+	ctx := c.contexts[handle]
+	switch {
+	case g.knobs.Lost:
+		return ErrLost
+	case ctx == nil:
+		return ErrNotFound
+	case extra > int64(maxBytes) || extra < -int64(maxBytes):
+		return ErrNoMemory
+	}
+	if extra > 0 {
+		extra = int64(roundUp(uint64(extra), wire.PageBytes))
+	} else {
+		extra -= extra % int64(wire.PageBytes)
+	}
+	grow := max(extra-ctx.extra, -int64(ctx.bytes))
+	if grow > 0 {
+		if err := g.take(c.proc, uint64(grow)); err != nil {
+			c.proc.refused++
+			return err
+		}
+	} else {
+		g.give(c.proc, uint64(-grow))
+	}
+	ctx.bytes = uint64(int64(ctx.bytes) + grow)
+	ctx.extra += grow
+	return nil
 }
 
 // growLate schedules the growth of a context. A step that finds no room is left out: it is a
@@ -443,7 +500,9 @@ func (c *Client) Allocate(now int64, ctx, n uint64, kind wire.Kind) (Alloc, erro
 	case kind == wire.KindManaged:
 		a.bytes = roundUp(n, wire.PageBytes)
 		g.pages = append(g.pages, a)
-		g.bring(a)
+		if !g.knobs.ManagedTouch {
+			g.bring(a)
+		}
 		out.Grew = a.resident
 	case kind == wire.KindDevice && n <= wire.SmallBytes:
 		grew, err := c.small(in, a, n)
@@ -502,7 +561,11 @@ func (c *Client) Free(now int64, handle uint64) (given, page uint64, err error) 
 func (c *Client) free(a *alloc) (given, page uint64) {
 	delete(c.allocs, a.handle)
 	delete(a.ctx.allocs, a.handle)
+	before := c.gpu.held
 	switch {
+	case a.shared != nil:
+		c.gpu.drop(a.shared)
+		return before - c.gpu.held, 0
 	case a.kind == wire.KindManaged:
 		given = c.gpu.evict(a, a.resident)
 		c.gpu.forget(a)
@@ -518,8 +581,12 @@ func (c *Client) free(a *alloc) (given, page uint64) {
 				break
 			}
 		}
-		c.gpu.give(c.proc, wire.PageBytes)
-		return wire.PageBytes, a.block.handle
+		if a.block.shared != nil {
+			c.gpu.drop(a.block.shared)
+		} else {
+			c.gpu.give(c.proc, wire.PageBytes)
+		}
+		return before - c.gpu.held, a.block.handle
 	default:
 		given = a.bytes
 		c.gpu.give(c.proc, given)

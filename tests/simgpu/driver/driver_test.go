@@ -46,7 +46,7 @@ func (b *bench) open(pid int) *Client {
 
 func (b *bench) context(c *Client) uint64 {
 	b.Helper()
-	h, _, err := c.CreateContext(b.now, wire.ListCompute)
+	h, _, err := c.CreateContext(b.now, wire.ListCompute, wire.ContextWhole)
 	if err != nil {
 		b.Fatalf("create context: %v", err)
 	}
@@ -193,7 +193,7 @@ func TestExhaustion(t *testing.T) {
 		"a page":    allocErr(c.Allocate(b.now, ctx, wire.PageBytes, wire.KindPhysical)),
 		"2^46":      allocErr(c.Allocate(b.now, ctx, 1<<46+1, wire.KindDevice)),
 		"all bits":  allocErr(c.Allocate(b.now, ctx, ^uint64(0), wire.KindDevice)),
-		"a context": contextErr(c.CreateContext(b.now, wire.ListCompute)),
+		"a context": contextErr(c.CreateContext(b.now, wire.ListCompute, wire.ContextWhole)),
 	} {
 		if !errors.Is(err, ErrNoMemory) {
 			t.Errorf("%s on a full GPU: %v", name, err)
@@ -221,7 +221,7 @@ func TestInvalidRequests(t *testing.T) {
 		"no such kind":      {allocErr(c.Allocate(b.now, 0, 1000, 3)), ErrInvalid},
 		"no such context":   {allocErr(c.Allocate(b.now, 77, 1000, wire.KindDevice)), ErrNotFound},
 		"no such handle":    {freeErr(c.Free(b.now, 77)), ErrNotFound},
-		"no such list":      {contextErr(c.CreateContext(b.now, 3)), ErrInvalid},
+		"no such list":      {contextErr(c.CreateContext(b.now, 3, wire.ContextWhole)), ErrInvalid},
 		"launch in nothing": {func() error { _, err := c.Launch(b.now, 77, 0); return err }(), ErrNotFound},
 		"migrate nothing":   {func() error { _, err := c.Migrate(b.now, 77, true); return err }(), ErrNotFound},
 	} {
@@ -352,7 +352,7 @@ func TestTransientBytes(t *testing.T) {
 	b.wait(time.Second)
 	b.wantRows("no double give-back", map[uint32]uint64{7: 104})
 	b.alloc(c, ctx, (16220-104-200)*mib, wire.KindDevice)
-	if _, _, err := c.CreateContext(b.now, wire.ListCompute); !errors.Is(err, ErrNoMemory) {
+	if _, _, err := c.CreateContext(b.now, wire.ListCompute, wire.ContextWhole); !errors.Is(err, ErrNoMemory) {
 		t.Errorf("a context whose start does not fit: %v", err)
 	}
 }
@@ -471,7 +471,7 @@ func TestListsAndUnknownSizes(t *testing.T) {
 	b := newBench(t, nil)
 	c := b.open(7)
 	for _, list := range []wire.List{wire.ListGraphics, wire.ListMPS} {
-		if _, _, err := c.CreateContext(b.now, list); err != nil {
+		if _, _, err := c.CreateContext(b.now, list, wire.ContextWhole); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -505,7 +505,7 @@ func TestLostGPU(t *testing.T) {
 	for name, err := range map[string]error{
 		"memory": memErr, "processes": procErr, "utilization": utilErr,
 		"allocate": allocErr(c.Allocate(b.now, 0, 1, wire.KindDevice)), "free": freeErr(c.Free(b.now, a.Handle)),
-		"context": contextErr(c.CreateContext(b.now, wire.ListCompute)),
+		"context": contextErr(c.CreateContext(b.now, wire.ListCompute, wire.ContextWhole)),
 	} {
 		if !errors.Is(err, ErrLost) {
 			t.Errorf("%s on a lost GPU: %v", name, err)
@@ -522,7 +522,7 @@ func TestMaxContexts(t *testing.T) {
 	b := newBench(t, func(_ *Config, k *Knobs) { k.MaxContexts = 1 })
 	c := b.open(7)
 	ctx := b.context(c)
-	if err := contextErr(c.CreateContext(b.now, wire.ListCompute)); !errors.Is(err, ErrBusy) {
+	if err := contextErr(c.CreateContext(b.now, wire.ListCompute, wire.ContextWhole)); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second context: %v", err)
 	}
 	if _, err := c.DestroyContext(b.now, ctx); err != nil {
@@ -583,7 +583,7 @@ func TestSumsAgreeWithTheirParts(t *testing.T) {
 			c := clients[i]
 			switch rng.IntN(10) {
 			case 0:
-				if h, _, err := c.CreateContext(b.now, wire.ListCompute); err == nil {
+				if h, _, err := c.CreateContext(b.now, wire.ListCompute, wire.ContextWhole); err == nil {
 					c.ctx = append(c.ctx, h)
 				}
 			case 1:

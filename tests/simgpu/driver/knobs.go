@@ -62,6 +62,11 @@ type Knobs struct {
 	TransientTime  time.Duration // for how long
 	OthersBytes    uint64        // device use that belongs to no process
 	ManagedEvict   bool          // managed pages make room for other memory
+	ManagedTouch   bool          // managed pages come to the device when it first works on them
+	ImportsCharged bool          // NVML shows imported memory under its importers too
+	GreenBytes     uint64        // what a green context takes
+	PoolStepBytes  uint64        // a memory pool grows by this
+	ModuleBytes    uint64        // what a module takes that does not say itself
 	KernelTime     time.Duration // a kernel takes this long
 	Hang           Hang
 	Lost           bool // the GPU has fallen off the bus
@@ -71,7 +76,8 @@ type Knobs struct {
 
 // DefaultKnobs is a quiet GPU: no lag, no delays, no late growth.
 func DefaultKnobs() Knobs {
-	return Knobs{CallLock: true, SecondContext: 90, LateSteps: 4, LateTime: 10 * time.Second, TransientTime: 100 * time.Millisecond, ManagedEvict: true}
+	return Knobs{CallLock: true, SecondContext: 90, LateSteps: 4, LateTime: 10 * time.Second, TransientTime: 100 * time.Millisecond, ManagedEvict: true,
+		ImportsCharged: true, GreenBytes: 16 << 20, PoolStepBytes: 32 << 20}
 }
 
 // Knob is one setting by its name on the command line.
@@ -114,6 +120,11 @@ func AllKnobs() []Knob {
 		duration("transient-time", "for this long", func(k *Knobs) *time.Duration { return &k.TransientTime }, time.Hour),
 		bytes("used-by-others", "device use that belongs to no process", func(k *Knobs) *uint64 { return &k.OthersBytes }),
 		boolean("managed-evict", "managed pages make room for other memory", func(k *Knobs) *bool { return &k.ManagedEvict }),
+		boolean("managed-touch", "managed pages come to the device when it first works on them, not at once", func(k *Knobs) *bool { return &k.ManagedTouch }),
+		boolean("imports-charged", "NVML shows imported memory under its importers too", func(k *Knobs) *bool { return &k.ImportsCharged }),
+		bytes("green-bytes", "what a green context takes", func(k *Knobs) *uint64 { return &k.GreenBytes }),
+		bytes("pool-step", "a memory pool grows by this (at least 2MiB)", func(k *Knobs) *uint64 { return &k.PoolStepBytes }),
+		bytes("module-bytes", "what a module takes that does not say itself", func(k *Knobs) *uint64 { return &k.ModuleBytes }),
 		duration("kernel-time", "a kernel takes this long", func(k *Knobs) *time.Duration { return &k.KernelTime }, time.Hour),
 		choice("hang", "calls that never come back: 0, nvml (or 1), all", func(k *Knobs) *Hang { return &k.Hang },
 			words[Hang]{{"0", HangNone}, {"nvml", HangNVML}, {"all", HangAll}, {"1", HangNVML}}),

@@ -224,9 +224,9 @@ struct device *device_at(CUdevice dev)
 	return dev >= 0 && dev < device_count ? &devices[dev] : NULL;
 }
 
-CUresult call(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep)
+CUresult call_with(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep, const int *pass, int *got)
 {
-	if (simgpu_call(dev->fd, req, rep, NULL, NULL) < 0)
+	if (simgpu_exchange(dev->fd, req, rep, NULL, NULL, pass, got) < 0)
 		return CUDA_ERROR_UNKNOWN; /* the driver is gone */
 	switch (rep->status) {
 	case SIMGPU_OK:
@@ -239,9 +239,38 @@ CUresult call(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep
 		return CUDA_ERROR_INVALID_HANDLE;
 	case SIMGPU_E_BUSY:
 		return CUDA_ERROR_DEVICE_UNAVAILABLE;
+	case SIMGPU_E_ELSEWHERE:
+		return CUDA_ERROR_INVALID_DEVICE;
 	default:
 		return CUDA_ERROR_UNKNOWN;
 	}
+}
+
+CUresult call(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep)
+{
+	return call_with(dev, req, rep, NULL, NULL);
+}
+
+void give_memory(struct device *dev, uint64_t handle)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_FREE, .arg = {handle}};
+	struct simgpu_rep rep;
+
+	/* Nothing to be done about a driver that has gone: the memory went with it. */
+	(void)call(dev, &req, &rep);
+}
+
+void settings(struct device *dev, size_t *pool_step, size_t *module_bytes)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_SETTINGS};
+	struct simgpu_rep rep;
+	bool ok = call(dev, &req, &rep) == CUDA_SUCCESS;
+
+	/* Without a driver the next request fails, and says so. */
+	if (pool_step)
+		*pool_step = ok ? rep.val[0] : PAGE;
+	if (module_bytes)
+		*module_bytes = ok ? rep.val[1] : 0;
 }
 
 /* ---- errors ------------------------------------------------------------------------ */
@@ -259,6 +288,20 @@ static const struct {
 	{CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
 	{CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
 	{CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+	{CUDA_ERROR_ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
+	{CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+	{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+	{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+	 "operation failed due to a previous error during capture"},
+	{CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"},
+	{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+	 "operation would make the legacy stream depend on a capturing blocking stream"},
+	{CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+	 "attempt to terminate a thread-local capture sequence from another thread"},
+	{CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
+	 "the graph update was not performed because it included changes which violated constraints"},
+	{CUDA_ERROR_INVALID_RESOURCE_TYPE, "CUDA_ERROR_INVALID_RESOURCE_TYPE", "invalid resource type"},
+	{CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", "invalid resource configuration"},
 	{CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
 	{CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
 	{CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},

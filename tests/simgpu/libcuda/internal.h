@@ -33,7 +33,8 @@ struct CUctx_st {
 	struct device *dev;
 	uint64_t handle;         /* simgpud's; 0: not active */
 	unsigned int flags, api_version, id;
-	bool primary;
+	unsigned int attached;   /* by cuCtxAttach */
+	bool primary, green;
 	size_t limits[16];
 	int64_t tail[2];         /* when the work of the default streams ends: legacy, per thread */
 };
@@ -44,14 +45,29 @@ struct device {
 	struct CUctx_st primary;
 	unsigned int primary_refs, primary_flags;
 	CUmemoryPool default_pool, current_pool, pools;
+	struct graph_memory *graph_memory;
+};
+
+/* Physical memory, of a device, of the host, or, with `binds`, a multicast object. */
+struct physical {
+	struct physical *next;
+	CUmemGenericAllocationHandle value; /* what the client holds */
+	struct device *dev;                 /* NULL: the host's */
+	uint64_t handle;                    /* simgpud's */
+	size_t size;
+	unsigned int refs, maps;
+	CUmemAllocationProp prop;
+	struct multicast *multicast;
 };
 
 /* What lies at an address. */
-enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_MAPPED, RANGE_HOST, RANGE_REGISTERED };
+enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_MAPPED, RANGE_HOST, RANGE_REGISTERED, RANGE_SHARED, RANGE_GRAPH, RANGE_GLOBAL };
 
 struct range {
 	uintptr_t start, end;    /* what was asked for */
 	size_t mapped;           /* of address space that goes with it; 0: none of its own */
+	uintptr_t base;          /* where that begins, if not at `start` */
+	bool direct;             /* it is the host's memory as well */
 	enum range_kind kind;
 	struct device *dev;
 	CUcontext ctx;           /* NULL: belongs to no context */
@@ -62,8 +78,17 @@ struct range {
 	struct physical *phys;   /* RANGE_MAPPED */
 	CUmemAccess_flags access;
 	struct piece *piece;     /* RANGE_POOL */
+	CUresult (*release)(struct range *); /* what cuMemFree does with it; NULL: it may not */
+	void *owner;             /* for that: what the range is a part of */
+	uint64_t token;          /* RANGE_SHARED by cuIpcOpenMemHandle */
+	unsigned int opens;
+	int preferred, prefetched; /* managed: device, -1 host, SIM_NOWHERE */
+	unsigned int accessed_by;  /* managed: a bit for each device */
+	bool read_mostly;
 	struct range *next, *prev;
 };
+
+#define SIM_NOWHERE (-2)
 
 extern pthread_mutex_t big;
 extern struct device *devices;
@@ -73,6 +98,9 @@ extern int device_count;
 CUresult enter(void);               /* initialised, this process, takes the lock */
 void leave(void);
 CUresult call(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep);
+CUresult call_with(struct device *dev, struct simgpu_req *req, struct simgpu_rep *rep, const int *pass, int *got);
+void give_memory(struct device *dev, uint64_t handle); /* frees; a driver that has gone took it along */
+void settings(struct device *dev, size_t *pool_step, size_t *module_bytes);
 CUresult enter_context(CUcontext *ctx); /* enter, and a living current context */
 struct device *device_at(CUdevice dev);
 int64_t now_ns(void);
@@ -92,6 +120,8 @@ struct range *range_add(uintptr_t start, size_t size, enum range_kind kind);
 struct range *range_find(uintptr_t at);        /* that holds address `at` */
 struct range *range_at(uintptr_t start);       /* that begins there */
 void range_remove(struct range *r);
+void range_unmap(struct range *r);             /* its address space, if it has its own */
+struct range *range_by_token(struct device *dev, uint64_t token);
 void ranges_forget_context(CUcontext ctx);
 bool range_covers(uintptr_t at, size_t n);     /* something accessible lies at all of it */
 CUresult contents_fill(uintptr_t to, const void *pattern, size_t width, size_t count);
@@ -100,17 +130,49 @@ void contents_drop(uintptr_t start, size_t size);
 
 /* memory.c */
 CUresult free_device(CUdeviceptr dptr);
+CUresult allocate_bytes(CUcontext ctx, size_t size, uint64_t *handle); /* without an address */
+void touch_managed(uintptr_t at, size_t n); /* the device works on it */
 
 /* pool.c */
 void pools_settle(struct device *dev);         /* after a synchronisation */
 void pools_drop(struct device *dev);           /* the device was reset */
-CUresult pool_free(struct range *r);
 
 /* stream.c */
 void streams_drop(CUcontext ctx);
 CUresult stream_context(CUstream stream, CUcontext *ctx); /* alive, or an error */
+CUstream per_thread(CUstream stream);
+CUgraph capturing(CUstream stream);            /* the graph that it captures into, or NULL */
+CUresult stream_create(CUstream *stream, CUcontext ctx, unsigned int flags, int priority);
+CUresult unsafe(void);                         /* refused while this thread's calls are captured */
+CUresult capture_fail(CUstream stream);        /* invalidates; the error to give */
+
+/* module.c */
+void modules_drop(CUcontext ctx);
+CUresult function_resolve(CUfunction handle, CUcontext ctx, CUfunction *out);
+uint64_t function_time(CUfunction f);
 
 /* vmm.c */
 bool reserved_range(uintptr_t start, size_t size);
+struct physical *physical_of(CUmemGenericAllocationHandle value); /* that may be used, or NULL */
+struct physical *physical_add(struct device *dev, uint64_t handle, size_t size, const CUmemAllocationProp *prop);
+CUresult physical_unused(struct physical *p);  /* frees it if it is */
+
+/* share.c */
+CUresult export_memory(struct device *dev, uint64_t handle, uint64_t value, uint64_t *token, int *fd);
+CUresult import_token(struct device *dev, uint64_t token, CUcontext ctx, uint64_t *handle, size_t *size);
+CUresult import_descriptor(int fd, struct device **dev, uint64_t *handle, size_t *size, uint64_t *value);
+
+/* array.c */
+void arrays_drop(CUcontext ctx);
+CUresult mipmap_on(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned int levels, struct device *dev, size_t room);
+
+/* graph.c */
+CUresult graph_capture_alloc(CUgraph g, struct device *dev, size_t size, CUdeviceptr *dptr);
+CUresult graph_capture_free(CUgraph g, CUdeviceptr dptr);
+CUresult graph_capture_other(CUgraph g, CUgraphNodeType type);
+CUgraph graph_new(void);
+void graph_free(CUgraph g);
+bool graph_is(CUgraph g);
+void graph_memory_drop(struct device *dev);
 
 #endif /* SIMGPU_INTERNAL_H */

@@ -60,14 +60,13 @@ static CUresult allocate(CUdeviceptr *out, size_t size, bool low)
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
-	if (!out || size == 0) {
-		leave();
-		return CUDA_ERROR_INVALID_VALUE;
+	ret = out && size > 0 ? unsafe() : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		req.arg[0] = ctx->handle;
+		req.arg[1] = size;
+		req.arg[2] = SIMGPU_KIND_DEVICE;
+		ret = call(ctx->dev, &req, &rep);
 	}
-	req.arg[0] = ctx->handle;
-	req.arg[1] = size;
-	req.arg[2] = SIMGPU_KIND_DEVICE;
-	ret = call(ctx->dev, &req, &rep);
 	if (ret == CUDA_SUCCESS) {
 		r = place(ctx, size, &rep, low);
 		if (r) {
@@ -81,6 +80,18 @@ static CUresult allocate(CUdeviceptr *out, size_t size, bool low)
 		}
 	}
 	leave();
+	return ret;
+}
+
+/* For what has no address: arrays, modules. */
+CUresult allocate_bytes(CUcontext ctx, size_t size, uint64_t *handle)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_ALLOC, .arg = {ctx->handle, size, SIMGPU_KIND_DEVICE}};
+	struct simgpu_rep rep;
+	CUresult ret = call(ctx->dev, &req, &rep);
+
+	if (ret == CUDA_SUCCESS)
+		*handle = rep.val[0];
 	return ret;
 }
 
@@ -148,14 +159,13 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t size, unsigned int f
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
-	if (!dptr || size == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
-		leave();
-		return CUDA_ERROR_INVALID_VALUE;
+	ret = dptr && size > 0 && (flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST) ? unsafe() : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		req.arg[0] = ctx->handle;
+		req.arg[1] = size;
+		req.arg[2] = SIMGPU_KIND_MANAGED;
+		ret = call(ctx->dev, &req, &rep);
 	}
-	req.arg[0] = ctx->handle;
-	req.arg[1] = size;
-	req.arg[2] = SIMGPU_KIND_MANAGED;
-	ret = call(ctx->dev, &req, &rep);
 	if (ret == CUDA_SUCCESS) {
 		start = map_device(rep.val[4], false);
 		if (start && mprotect(start, rep.val[4], PROT_READ | PROT_WRITE) == 0)
@@ -193,15 +203,17 @@ CUresult free_device(CUdeviceptr dptr)
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	r = range_at((uintptr_t)dptr);
-	if (!r || (r->kind != RANGE_DEVICE && r->kind != RANGE_MANAGED && r->kind != RANGE_POOL)) {
+	ret = unsafe();
+	if (ret != CUDA_SUCCESS) {
+		/* nothing may happen now */
+	} else if (r && r->release) {
+		ret = r->release(r);
+	} else if (!r || (r->kind != RANGE_DEVICE && r->kind != RANGE_MANAGED)) {
 		ret = CUDA_ERROR_INVALID_VALUE;
-	} else if (r->kind == RANGE_POOL) {
-		ret = pool_free(r);
 	} else {
 		ret = give_back(r->dev, r->handle);
 		if (ret == CUDA_SUCCESS) {
-			if (r->mapped)
-				unmap_device(r->start, r->mapped);
+			range_unmap(r);
 			range_remove(r);
 		}
 	}
@@ -291,53 +303,6 @@ EXPORT CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *size, C
 	if (ret == CUDA_SUCCESS && size)
 		*size = s > UINT32_MAX ? UINT32_MAX : (unsigned int)s;
 	return ret;
-}
-
-/* ---- where managed memory is -------------------------------------------------------- */
-
-static CUresult prefetch(CUdeviceptr dptr, size_t count, bool to_device)
-{
-	struct simgpu_req req = {.op = SIMGPU_OP_MIGRATE};
-	struct simgpu_rep rep;
-	struct range *r;
-	CUresult ret = enter();
-
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	r = range_find((uintptr_t)dptr);
-	if (!r || r->kind != RANGE_MANAGED || count == 0 || count > r->end - (uintptr_t)dptr) {
-		ret = CUDA_ERROR_INVALID_VALUE;
-	} else {
-		req.arg[0] = r->handle; /* as a whole */
-		req.arg[1] = to_device;
-		ret = call(r->dev, &req, &rep);
-	}
-	leave();
-	return ret;
-}
-
-EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr dptr, size_t count, CUdevice to, CUstream stream)
-{
-	(void)stream;
-	return prefetch(dptr, count, to >= 0);
-}
-
-EXPORT CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr dptr, size_t count, CUdevice to, CUstream stream)
-{
-	return cuMemPrefetchAsync(dptr, count, to, stream);
-}
-
-EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr dptr, size_t count, CUmemLocation to, unsigned int flags, CUstream stream)
-{
-	(void)stream;
-	if (flags != 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	return prefetch(dptr, count, to.type == CU_MEM_LOCATION_TYPE_DEVICE);
-}
-
-EXPORT CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr dptr, size_t count, CUmemLocation to, unsigned int flags, CUstream stream)
-{
-	return cuMemPrefetchAsync_v2(dptr, count, to, flags, stream);
 }
 
 /* ---- host memory ------------------------------------------------------------------- */
@@ -463,6 +428,21 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigne
 	else
 		*dptr = (CUdeviceptr)(uintptr_t)p; /* one address space */
 	leave();
+	return ret;
+}
+
+EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *dptr, void *p, unsigned int flags)
+{
+	CUdeviceptr wide;
+	CUresult ret;
+
+	if (!dptr)
+		return CUDA_ERROR_INVALID_VALUE;
+	ret = cuMemHostGetDevicePointer_v2(&wide, p, flags);
+	if (ret == CUDA_SUCCESS && wide > UINT32_MAX)
+		ret = CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS)
+		*dptr = (CUdeviceptr_v1)wide;
 	return ret;
 }
 

@@ -51,6 +51,7 @@ struct range *range_add(uintptr_t start, size_t size, enum range_kind kind)
 	r->start = start;
 	r->end = start + size;
 	r->kind = kind;
+	r->preferred = r->prefetched = SIM_NOWHERE;
 	node = r->end > start ? tsearch(r, &tree, compare) : NULL;
 	if (!node || *node != r) {
 		free(r);
@@ -78,7 +79,7 @@ void range_remove(struct range *r)
 
 static bool direct(const struct range *r)
 {
-	return r->kind == RANGE_MANAGED || r->kind == RANGE_HOST || r->kind == RANGE_REGISTERED;
+	return r->direct || r->kind == RANGE_MANAGED || r->kind == RANGE_HOST || r->kind == RANGE_REGISTERED;
 }
 
 bool range_covers(uintptr_t at, size_t n)
@@ -132,6 +133,22 @@ void unmap_device(uintptr_t start, size_t size)
 {
 	contents_drop(start, size);
 	munmap((void *)start, size);
+}
+
+void range_unmap(struct range *r)
+{
+	if (r->mapped)
+		unmap_device(r->base ? r->base : r->start, r->mapped);
+}
+
+struct range *range_by_token(struct device *dev, uint64_t token)
+{
+	struct range *r;
+
+	for (r = all; r; r = r->next)
+		if (r->token == token && r->dev == dev && r->kind == RANGE_SHARED)
+			return r;
+	return NULL;
 }
 
 /* ---- shared pages ------------------------------------------------------------------ */
@@ -194,10 +211,9 @@ void ranges_forget_context(CUcontext ctx)
 
 	for (r = all; r; r = next) {
 		next = r->next;
-		if (r->ctx != ctx || r->kind == RANGE_REGISTERED || r->kind == RANGE_HOST)
+		if (!r->ctx || r->ctx != ctx || r->kind == RANGE_REGISTERED || r->kind == RANGE_HOST)
 			continue;
-		if (r->mapped)
-			unmap_device(r->start, r->mapped);
+		range_unmap(r);
 		range_remove(r);
 	}
 	for (at = &small_pages; (p = *at);) {

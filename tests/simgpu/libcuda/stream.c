@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream.c: streams, events, copies, fills, modules and launches.
+ * stream.c: streams and their capture, events, copies, fills and launches.
  *
- * Kernels do nothing but take time: as long as simgpud says, or, if the function is called
- * sleep_<n>us or sleep_<n>ms, so long. Copies and fills happen at the call, whatever their
+ * Kernels do nothing but take time: as long as simgpud says, or as long as their name does
+ * (module.c). Copies and fills happen at the call, whatever their
  * stream has to do. A stream is known by when its work ends.
  */
 #include "internal.h"
 
-#include <fcntl.h>
 #include <time.h>
 
 struct CUstream_st {
@@ -18,6 +17,7 @@ struct CUstream_st {
 	int priority;
 	unsigned long long id;
 	int64_t tail; /* CLOCK_MONOTONIC ns */
+	struct capture *capture;
 };
 
 struct CUevent_st {
@@ -26,6 +26,7 @@ struct CUevent_st {
 	unsigned int flags;
 	bool recorded;
 	int64_t at;
+	struct capture *capture; /* it was recorded in */
 };
 
 static CUstream streams;
@@ -72,7 +73,7 @@ static CUresult tail_of(CUstream stream, CUcontext *ctx, int64_t **tail)
 	return CUDA_SUCCESS;
 }
 
-static CUstream per_thread(CUstream stream)
+CUstream per_thread(CUstream stream)
 {
 	return stream ? stream : CU_STREAM_PER_THREAD;
 }
@@ -101,12 +102,363 @@ static CUresult settle_after(CUcontext ctx, int64_t until)
 	return CUDA_SUCCESS;
 }
 
+/* ---- capture ------------------------------------------------------------------------ */
+
+/*
+ * Calls on a stream that captures become nodes of a graph. A stream that waits for an event
+ * of a capture joins it.
+ */
+struct capture {
+	struct capture *next;
+	CUgraph graph;
+	bool own_graph; /* made for it: handed out at its end */
+	CUstream origin;
+	CUcontext ctx;
+	pthread_t thread;
+	unsigned int mode;
+	cuuint64_t id;
+	bool invalid;
+};
+
+static struct capture *captures;
+static cuuint64_t last_capture;
+static _Thread_local unsigned int thread_mode; /* CU_STREAM_CAPTURE_MODE_GLOBAL */
+static _Thread_local struct capture *thread_capture; /* of the thread's own default stream */
+
+static bool capture_is(const struct capture *c)
+{
+	const struct capture *x;
+
+	for (x = captures; x; x = x->next)
+		if (x == c)
+			return true;
+	return false;
+}
+
+/* Where a stream's capture is kept; NULL: the legacy stream cannot. */
+static struct capture **capture_slot(CUstream stream)
+{
+	if (stream == CU_STREAM_PER_THREAD) {
+		if (thread_capture && !capture_is(thread_capture))
+			thread_capture = NULL; /* its context went */
+		return &thread_capture;
+	}
+	return is_default(stream) ? NULL : &stream->capture;
+}
+
+static struct capture *capture_of(CUstream stream)
+{
+	struct capture **slot = capture_slot(stream);
+
+	return slot ? *slot : NULL;
+}
+
+CUgraph capturing(CUstream stream)
+{
+	struct capture *c = capture_of(stream);
+
+	return c ? c->graph : NULL;
+}
+
+CUresult capture_fail(CUstream stream)
+{
+	struct capture *c = capture_of(stream);
+
+	if (c)
+		c->invalid = true;
+	return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+/* What cannot be captured and would not be seen: refused in the modes that say so. */
+CUresult unsafe(void)
+{
+	CUresult ret = CUDA_SUCCESS;
+	struct capture *c;
+
+	if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_SUCCESS;
+	for (c = captures; c; c = c->next) {
+		bool mine = pthread_equal(c->thread, pthread_self());
+
+		if (mine ? c->mode != CU_STREAM_CAPTURE_MODE_RELAXED
+			 : c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) {
+			c->invalid = true;
+			ret = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+		}
+	}
+	return ret;
+}
+
+/* Takes the capture off all streams, and forgets it. */
+static void capture_end(struct capture *c)
+{
+	struct capture **at;
+	CUstream s;
+	CUevent e;
+
+	for (s = streams; s; s = s->next)
+		if (s->capture == c)
+			s->capture = NULL;
+	for (e = events; e; e = e->next)
+		if (e->capture == c)
+			e->capture = NULL;
+	for (at = &captures; *at != c; at = &(*at)->next)
+		;
+	*at = c->next;
+	free(c);
+}
+
+static void captures_drop(CUcontext ctx)
+{
+	struct capture *c, *next;
+
+	for (c = captures; c; c = next) {
+		next = c->next;
+		if (c->ctx != ctx)
+			continue;
+		if (c->own_graph)
+			graph_free(c->graph);
+		capture_end(c);
+	}
+}
+
+static CUresult capture_begin(CUstream stream, CUgraph graph, unsigned int mode)
+{
+	struct capture **slot, *c;
+	CUcontext ctx;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = mode <= CU_STREAM_CAPTURE_MODE_RELAXED ? stream_context(stream, &ctx) : CUDA_ERROR_INVALID_VALUE;
+	slot = ret == CUDA_SUCCESS ? capture_slot(stream) : NULL;
+	if (ret == CUDA_SUCCESS && !slot)
+		ret = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	if (ret == CUDA_SUCCESS && (*slot || (graph && !graph_is(graph))))
+		ret = *slot ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		c = calloc(1, sizeof(*c));
+		if (c) {
+			c->graph = graph ? graph : graph_new();
+			c->own_graph = !graph;
+		}
+		if (!c || !c->graph) {
+			free(c);
+			ret = CUDA_ERROR_OUT_OF_MEMORY;
+		} else {
+			c->origin = stream;
+			c->ctx = ctx;
+			c->thread = pthread_self();
+			c->mode = mode;
+			c->id = ++last_capture;
+			c->next = captures;
+			captures = c;
+			*slot = c;
+		}
+	}
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuStreamBeginCapture(CUstream stream)
+{
+	return capture_begin(stream, NULL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream stream)
+{
+	return capture_begin(per_thread(stream), NULL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+	return capture_begin(stream, NULL, mode);
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
+{
+	return capture_begin(per_thread(stream), NULL, mode);
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges,
+					    size_t count, CUstreamCaptureMode mode)
+{
+	(void)edges; /* how nodes wait for one another does not matter here */
+	if (!graph || (count > 0 && !dependencies))
+		return CUDA_ERROR_INVALID_VALUE;
+	return capture_begin(stream, graph, mode);
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+						 const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode)
+{
+	return cuStreamBeginCaptureToGraph(per_thread(stream), graph, dependencies, edges, count, mode);
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+	struct capture *c;
+	CUcontext ctx;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = stream_context(stream, &ctx);
+	c = ret == CUDA_SUCCESS ? capture_of(stream) : NULL;
+	if (ret == CUDA_SUCCESS && (!c || !graph))
+		ret = graph ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_INVALID_VALUE;
+	else if (c && c->origin != stream)
+		ret = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+	else if (c && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(c->thread, pthread_self()))
+		ret = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+	if (ret == CUDA_SUCCESS) {
+		*graph = c->graph;
+		if (c->invalid) {
+			ret = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+			if (c->own_graph)
+				graph_free(c->graph);
+			*graph = NULL;
+		}
+		if (stream == CU_STREAM_PER_THREAD)
+			thread_capture = NULL;
+		capture_end(c);
+	}
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+	return cuStreamEndCapture(per_thread(stream), graph);
+}
+
+/* What there is to know of a stream's capture. */
+static CUresult capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph)
+{
+	struct capture *c;
+	CUcontext ctx;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = status ? stream_context(stream, &ctx) : CUDA_ERROR_INVALID_VALUE;
+	c = ret == CUDA_SUCCESS ? capture_of(stream) : NULL;
+	if (ret == CUDA_SUCCESS)
+		*status = !c ? CU_STREAM_CAPTURE_STATUS_NONE
+			: c->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+				     : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+	if (c && id)
+		*id = c->id;
+	if (c && graph)
+		*graph = c->graph;
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+	return capture_info(stream, status, NULL, NULL);
+}
+
+EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status)
+{
+	return capture_info(per_thread(stream), status, NULL, NULL);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
+{
+	return capture_info(stream, status, id, NULL);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
+{
+	return capture_info(per_thread(stream), status, id, NULL);
+}
+
+/* The dependencies of the next node are not kept: none are named. */
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+					  const CUgraphNode **dependencies, size_t *count)
+{
+	if (dependencies)
+		*dependencies = NULL;
+	if (count)
+		*count = 0;
+	return capture_info(stream, status, id, graph);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+					       const CUgraphNode **dependencies, size_t *count)
+{
+	return cuStreamGetCaptureInfo_v2(per_thread(stream), status, id, graph, dependencies, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+					  const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
+{
+	if (edges)
+		*edges = NULL;
+	return cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+					       const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
+{
+	return cuStreamGetCaptureInfo_v3(per_thread(stream), status, id, graph, dependencies, edges, count);
+}
+
+static CUresult update_dependencies(CUstream stream)
+{
+	CUstreamCaptureStatus status;
+	CUresult ret = capture_info(stream, &status, NULL, NULL);
+
+	if (ret == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+		ret = CUDA_ERROR_ILLEGAL_STATE;
+	return ret;
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *dependencies, size_t count, unsigned int flags)
+{
+	(void)dependencies;
+	(void)count;
+	return flags <= 1 ? update_dependencies(stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream stream, CUgraphNode *dependencies, size_t count, unsigned int flags)
+{
+	return cuStreamUpdateCaptureDependencies(per_thread(stream), dependencies, count, flags);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
+						     unsigned int flags)
+{
+	(void)edges;
+	return cuStreamUpdateCaptureDependencies(stream, dependencies, count, flags);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream stream, CUgraphNode *dependencies, const CUgraphEdgeData *edges,
+							  size_t count, unsigned int flags)
+{
+	return cuStreamUpdateCaptureDependencies_v2(per_thread(stream), dependencies, edges, count, flags);
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	unsigned int was = thread_mode;
+
+	if (!mode || (unsigned int)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_ERROR_INVALID_VALUE;
+	thread_mode = (unsigned int)*mode;
+	*mode = was;
+	return CUDA_SUCCESS;
+}
+
 /* Everything in ctx that is a stream or an event goes with it. */
 void streams_drop(CUcontext ctx)
 {
 	CUstream *at = &streams, s;
 	CUevent *event_at = &events, e;
 
+	captures_drop(ctx);
 	while ((s = *at)) {
 		if (s->ctx == ctx) {
 			*at = s->next;
@@ -127,11 +479,11 @@ void streams_drop(CUcontext ctx)
 
 /* ---- streams ----------------------------------------------------------------------- */
 
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+/* In ctx, or in the current context if that is NULL. */
+CUresult stream_create(CUstream *stream, CUcontext ctx, unsigned int flags, int priority)
 {
-	CUcontext ctx;
 	CUstream s;
-	CUresult ret = enter_context(&ctx);
+	CUresult ret = ctx ? enter() : enter_context(&ctx);
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
@@ -153,9 +505,14 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags,
 	return ret;
 }
 
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+	return stream_create(stream, NULL, flags, priority);
+}
+
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
-	return cuStreamCreateWithPriority(stream, flags, 0);
+	return stream_create(stream, NULL, flags, 0);
 }
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
@@ -170,6 +527,11 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 	if (is_default(stream) || !*at) {
 		ret = CUDA_ERROR_INVALID_HANDLE;
 	} else {
+		if (stream->capture && stream->capture->origin == stream) {
+			if (stream->capture->own_graph)
+				graph_free(stream->capture->graph);
+			capture_end(stream->capture);
+		}
 		*at = stream->next;
 		free(stream);
 	}
@@ -191,6 +553,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream)
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	ret = tail_of(stream, &ctx, &tail);
+	if (ret == CUDA_SUCCESS && capture_of(stream))
+		ret = capture_fail(stream);
 	if (ret == CUDA_SUCCESS)
 		until = *tail;
 	leave();
@@ -211,6 +575,8 @@ EXPORT CUresult cuStreamQuery(CUstream stream)
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	ret = tail_of(stream, &ctx, &tail);
+	if (ret == CUDA_SUCCESS && capture_of(stream))
+		ret = capture_fail(stream);
 	if (ret == CUDA_SUCCESS && *tail > now_ns())
 		ret = CUDA_ERROR_NOT_READY;
 	leave();
@@ -308,11 +674,14 @@ EXPORT CUresult cuCtxSynchronize(void)
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	until = ctx->tail[0] > ctx->tail[1] ? ctx->tail[0] : ctx->tail[1];
-	for (s = streams; s; s = s->next)
+	for (s = streams; s; s = s->next) {
 		if (s->ctx == ctx && s->tail > until)
 			until = s->tail;
+		if (s->ctx == ctx && s->capture)
+			ret = capture_fail(s);
+	}
 	leave();
-	return settle_after(ctx, until);
+	return ret != CUDA_SUCCESS ? ret : settle_after(ctx, until);
 }
 
 /* ---- events ------------------------------------------------------------------------ */
@@ -395,6 +764,7 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
 		now = now_ns();
 		event->at = *tail > now ? *tail : now;
 		event->recorded = true;
+		event->capture = capture_of(stream);
 	}
 	leave();
 	return ret;
@@ -411,8 +781,12 @@ EXPORT CUresult cuEventQuery(CUevent event)
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
-	if (event->recorded && event->at > now_ns())
+	if (event->capture) {
+		event->capture->invalid = true;
+		ret = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	} else if (event->recorded && event->at > now_ns()) {
 		ret = CUDA_ERROR_NOT_READY;
+	}
 	leave();
 	return ret;
 }
@@ -427,8 +801,12 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
 		return ret;
 	until = event->recorded ? event->at : 0;
 	ctx = event->ctx;
+	if (event->capture) {
+		event->capture->invalid = true;
+		ret = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	}
 	leave();
-	return settle_after(ctx, until);
+	return ret != CUDA_SUCCESS ? ret : settle_after(ctx, until);
 }
 
 EXPORT CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
@@ -464,7 +842,11 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int f
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	ret = flags <= 1 ? tail_of(stream, &ctx, &tail) : CUDA_ERROR_INVALID_VALUE;
-	if (ret == CUDA_SUCCESS && event->recorded && event->at > *tail)
+	if (ret == CUDA_SUCCESS && event->capture && capture_slot(stream))
+		*capture_slot(stream) = event->capture; /* joins */
+	else if (ret == CUDA_SUCCESS && event->capture)
+		ret = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+	else if (ret == CUDA_SUCCESS && event->recorded && event->at > *tail)
 		*tail = event->at;
 	leave();
 	return ret;
@@ -490,7 +872,10 @@ static CUresult copy(uintptr_t to, uintptr_t from, size_t n, bool to_device, boo
 	if (ret == CUDA_SUCCESS &&
 	    ((to_device && !range_covers(to, n)) || (from_device && !range_covers(from, n)) || (n > 0 && (!to || !from))))
 		ret = CUDA_ERROR_INVALID_VALUE;
-	if (ret == CUDA_SUCCESS) {
+	if (ret == CUDA_SUCCESS && capture_of(stream)) {
+		ret = wait ? capture_fail(stream) : graph_capture_other(capturing(stream), CU_GRAPH_NODE_TYPE_MEMCPY);
+	} else if (ret == CUDA_SUCCESS) {
+		touch_managed(to, n);
 		contents_copy(to, from, n);
 		until = *tail;
 	}
@@ -537,8 +922,12 @@ static CUresult fill(CUdeviceptr to, const void *pattern, size_t width, size_t n
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	ret = stream_context(stream, &ctx);
-	if (ret == CUDA_SUCCESS)
+	if (ret == CUDA_SUCCESS && capture_of(stream)) {
+		ret = graph_capture_other(capturing(stream), CU_GRAPH_NODE_TYPE_MEMSET);
+	} else if (ret == CUDA_SUCCESS) {
+		touch_managed((uintptr_t)to, n);
 		ret = contents_fill((uintptr_t)to, pattern, width, n);
+	}
 	leave();
 	return ret;
 }
@@ -565,191 +954,7 @@ FILL(cuMemsetD8, unsigned char)
 FILL(cuMemsetD16, unsigned short)
 FILL(cuMemsetD32, unsigned int)
 
-/* ---- modules and launches ----------------------------------------------------------- */
-
-struct CUfunc_st {
-	struct CUfunc_st *next;
-	CUmodule module;
-	uint64_t time_ns;
-	char name[];
-};
-
-struct CUmod_st {
-	struct CUmod_st *next;
-	CUcontext ctx;
-	CUfunction functions;
-};
-
-static CUmodule modules;
-
-static CUresult load(CUmodule *module, const void *image)
-{
-	CUcontext ctx;
-	CUmodule m;
-	CUresult ret = enter_context(&ctx);
-
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	m = module && image ? calloc(1, sizeof(*m)) : NULL;
-	if (!module || !image) {
-		ret = CUDA_ERROR_INVALID_VALUE;
-	} else if (!m) {
-		ret = CUDA_ERROR_OUT_OF_MEMORY;
-	} else {
-		m->ctx = ctx;
-		m->next = modules;
-		modules = m;
-		*module = m;
-	}
-	leave();
-	return ret;
-}
-
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-	return load(module, image);
-}
-
-EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options, void **values)
-{
-	if (count > 0 && (!options || !values))
-		return CUDA_ERROR_INVALID_VALUE;
-	return load(module, image);
-}
-
-EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
-	return load(module, image);
-}
-
-EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
-{
-	int fd;
-
-	if (!path)
-		return CUDA_ERROR_INVALID_VALUE;
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return CUDA_ERROR_FILE_NOT_FOUND;
-	close(fd);
-	return load(module, path);
-}
-
-static CUmodule *find_module(CUmodule module)
-{
-	CUmodule *at = &modules;
-
-	while (*at && *at != module)
-		at = &(*at)->next;
-	return at;
-}
-
-EXPORT CUresult cuModuleUnload(CUmodule module)
-{
-	CUfunction f, next;
-	CUmodule *at;
-	CUresult ret = enter();
-
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	at = find_module(module);
-	if (!*at) {
-		ret = CUDA_ERROR_INVALID_HANDLE;
-	} else {
-		*at = module->next;
-		for (f = module->functions; f; f = next) {
-			next = f->next;
-			free(f);
-		}
-		free(module);
-	}
-	leave();
-	return ret;
-}
-
-static uint64_t time_in(const char *name)
-{
-	unsigned long n;
-	char unit[3] = "";
-
-	if (sscanf(name, "sleep_%lu%2s", &n, unit) != 2 || n > 3600000000)
-		return SIMGPU_KERNEL_DEFAULT;
-	if (strcmp(unit, "us") == 0)
-		return n * 1000;
-	if (strcmp(unit, "ms") == 0)
-		return n * 1000000;
-	return SIMGPU_KERNEL_DEFAULT;
-}
-
-/* Every name is there: the images are not looked at. */
-EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-	CUfunction f;
-	CUresult ret = enter();
-
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	if (!function || !name)
-		ret = CUDA_ERROR_INVALID_VALUE;
-	else if (!*find_module(module))
-		ret = CUDA_ERROR_INVALID_HANDLE;
-	if (ret == CUDA_SUCCESS) {
-		for (f = module->functions; f && strcmp(f->name, name) != 0; f = f->next)
-			;
-		if (!f) {
-			f = calloc(1, sizeof(*f) + strlen(name) + 1);
-			if (f) {
-				strcpy(f->name, name);
-				f->module = module;
-				f->time_ns = time_in(name);
-				f->next = module->functions;
-				module->functions = f;
-			} else {
-				ret = CUDA_ERROR_OUT_OF_MEMORY;
-			}
-		}
-		if (f)
-			*function = f;
-	}
-	leave();
-	return ret;
-}
-
-EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
-{
-	if (!mode)
-		return CUDA_ERROR_INVALID_VALUE;
-	*mode = CU_MODULE_LAZY_LOADING;
-	return CUDA_SUCCESS;
-}
-
-static bool function_is(CUfunction function)
-{
-	CUfunction f;
-	CUmodule m;
-
-	for (m = modules; m; m = m->next)
-		for (f = m->functions; f; f = f->next)
-			if (f == function)
-				return true;
-	return false;
-}
-
-EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
-{
-	CUresult ret = enter();
-
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	if (!value)
-		ret = CUDA_ERROR_INVALID_VALUE;
-	else if (!function_is(function))
-		ret = CUDA_ERROR_INVALID_HANDLE;
-	else
-		*value = (unsigned int)attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
-	leave();
-	return ret;
-}
+/* ---- launches ------------------------------------------------------------------------ */
 
 static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream stream)
 {
@@ -762,13 +967,18 @@ static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	ret = tail_of(stream, &ctx, &tail);
-	if (ret == CUDA_SUCCESS && !function_is(f))
-		ret = CUDA_ERROR_INVALID_HANDLE;
+	if (ret == CUDA_SUCCESS)
+		ret = function_resolve(f, ctx, &f);
 	if (ret == CUDA_SUCCESS && (blocks == 0 || threads == 0 || threads > 1024))
 		ret = CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS && capture_of(stream)) {
+		ret = graph_capture_other(capturing(stream), CU_GRAPH_NODE_TYPE_KERNEL);
+		leave();
+		return ret;
+	}
 	if (ret == CUDA_SUCCESS) {
 		req.arg[0] = ctx->handle;
-		req.arg[1] = f->time_ns;
+		req.arg[1] = function_time(f);
 		ret = call(ctx->dev, &req, &rep);
 	}
 	if (ret == CUDA_SUCCESS) {

@@ -7,14 +7,16 @@
  */
 #include "internal.h"
 
-struct physical {
-	struct physical *next;
-	CUmemGenericAllocationHandle value; /* what the client holds */
-	struct device *dev;
-	uint64_t handle;                    /* simgpud's */
-	size_t size;
-	unsigned int refs, maps;
-	CUmemAllocationProp prop;
+/* A multicast object: no memory of its own, it refers to that of each GPU. */
+struct multicast {
+	CUmulticastObjectProp prop;
+	unsigned int devices; /* a bit for each that was added */
+	struct bind {
+		struct bind *next;
+		struct device *dev;
+		struct physical *memory;
+		size_t at, size;
+	} *binds;
 };
 
 struct reservation {
@@ -49,13 +51,46 @@ bool reserved_range(uintptr_t start, size_t size)
 	return false;
 }
 
+struct physical *physical_of(CUmemGenericAllocationHandle value)
+{
+	struct physical *p = *find_handle(value);
+
+	return p && p->refs > 0 ? p : NULL;
+}
+
+/* With one handle to it. NULL: no room for it; simgpud's handle is the caller's still. */
+struct physical *physical_add(struct device *dev, uint64_t handle, size_t size, const CUmemAllocationProp *prop)
+{
+	struct physical *p = calloc(1, sizeof(*p));
+
+	if (!p)
+		return NULL;
+	p->dev = dev;
+	p->handle = handle;
+	p->size = size;
+	p->refs = 1;
+	p->prop = *prop;
+	p->value = ++last_value;
+	*find_handle(p->value) = p;
+	return p;
+}
+
 static CUresult check_prop(const CUmemAllocationProp *prop)
 {
 	if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+	if ((unsigned int)prop->requestedHandleTypes & ~(unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return device_at(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+	switch (prop->location.type) {
+	case CU_MEM_LOCATION_TYPE_DEVICE:
+		return device_at(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+	case CU_MEM_LOCATION_TYPE_HOST:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+		return CUDA_SUCCESS; /* takes nothing of any GPU */
+	default:
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
 }
 
 EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
@@ -138,6 +173,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
 			    unsigned long long flags)
 {
 	struct simgpu_req req = {.op = SIMGPU_OP_ALLOC};
+	struct device *dev = NULL;
 	struct simgpu_rep rep;
 	struct physical *p;
 	CUresult ret = enter();
@@ -145,41 +181,51 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	ret = handle && size > 0 && size % PAGE == 0 && flags == 0 ? check_prop(prop) : CUDA_ERROR_INVALID_VALUE;
-	p = ret == CUDA_SUCCESS ? calloc(1, sizeof(*p)) : NULL;
-	if (ret == CUDA_SUCCESS && !p)
-		ret = CUDA_ERROR_OUT_OF_MEMORY;
 	if (ret == CUDA_SUCCESS) {
-		p->dev = device_at(prop->location.id);
+		if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+			dev = device_at(prop->location.id);
 		req.arg[1] = size; /* of no context: it outlives them */
 		req.arg[2] = SIMGPU_KIND_PHYSICAL;
-		ret = call(p->dev, &req, &rep);
+		rep.val[0] = 0;
+		if (dev)
+			ret = call(dev, &req, &rep);
 	}
 	if (ret == CUDA_SUCCESS) {
-		p->handle = rep.val[0];
-		p->size = size;
-		p->refs = 1;
-		p->prop = *prop;
-		p->value = ++last_value;
-		*find_handle(p->value) = p;
-		*handle = p->value;
-	} else {
-		free(p);
+		p = physical_add(dev, rep.val[0], size, prop);
+		if (p) {
+			*handle = p->value;
+		} else {
+			if (dev)
+				give_memory(dev, rep.val[0]);
+			ret = CUDA_ERROR_OUT_OF_MEMORY;
+		}
 	}
 	leave();
 	return ret;
 }
 
-static CUresult drop_if_unused(struct physical *p)
+static void unbind(struct bind **at)
 {
-	struct simgpu_req req = {.op = SIMGPU_OP_FREE};
-	struct simgpu_rep rep;
+	struct bind *b = *at;
 
+	*at = b->next;
+	b->memory->maps--;
+	(void)physical_unused(b->memory); /* always succeeds */
+	free(b);
+}
+
+CUresult physical_unused(struct physical *p)
+{
 	if (p->refs > 0 || p->maps > 0)
 		return CUDA_SUCCESS;
 	*find_handle(p->value) = p->next;
-	req.arg[0] = p->handle;
-	/* What frees does not fail for a lost GPU: there is nothing left to do. */
-	(void)call(p->dev, &req, &rep);
+	if (p->multicast) {
+		while (p->multicast->binds)
+			unbind(&p->multicast->binds);
+		free(p->multicast);
+	} else if (p->dev) {
+		give_memory(p->dev, p->handle);
+	}
 	free(p);
 	return CUDA_SUCCESS;
 }
@@ -196,7 +242,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 		ret = CUDA_ERROR_INVALID_VALUE;
 	} else {
 		p->refs--;
-		ret = drop_if_unused(p);
+		ret = physical_unused(p);
 	}
 	leave();
 	return ret;
@@ -211,13 +257,14 @@ EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	p = *find_handle(handle);
-	if (!p || p->refs == 0 || flags != 0 || size == 0 || size % PAGE != 0 || ptr % PAGE != 0 || offset != 0 || size > p->size ||
+	if (!p || p->refs == 0 || flags != 0 || size == 0 || size % PAGE != 0 || ptr % PAGE != 0 || (offset != 0 && !p->multicast) ||
+	    offset > p->size || size > p->size - offset ||
 	    !reserved_range((uintptr_t)ptr, size) || mapped_somewhere((uintptr_t)ptr, size)) {
 		ret = CUDA_ERROR_INVALID_VALUE;
 	} else {
 		r = range_add((uintptr_t)ptr, size, RANGE_MAPPED);
 		if (r) {
-			r->dev = p->dev;
+			r->dev = p->dev ? p->dev : &devices[0];
 			r->phys = p;
 			r->handle = p->handle;
 			p->maps++;
@@ -261,7 +308,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 		contents_drop(r->start, r->end - r->start);
 		range_remove(r);
 		p->maps--;
-		ret = drop_if_unused(p);
+		ret = physical_unused(p);
 	}
 	leave();
 	return ret;
@@ -338,6 +385,248 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
 		ret = CUDA_ERROR_INVALID_VALUE;
 	else
 		*prop = p->prop;
+	leave();
+	return ret;
+}
+
+/* ---- in other processes --------------------------------------------------------------- */
+
+EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+					     unsigned long long flags)
+{
+	struct physical *p;
+	CUresult ret = enter();
+	int fd;
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	p = physical_of(handle);
+	if (!out || !p || flags != 0 || !((unsigned int)p->prop.requestedHandleTypes & (unsigned int)type))
+		ret = CUDA_ERROR_INVALID_VALUE;
+	else if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !p->dev || p->multicast)
+		ret = CUDA_ERROR_NOT_SUPPORTED;
+	else
+		ret = export_memory(p->dev, p->handle, 0, NULL, &fd);
+	if (ret == CUDA_SUCCESS)
+		*(int *)out = fd;
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)
+{
+	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+	struct physical *p = NULL;
+	struct device *dev;
+	uint64_t given, value;
+	size_t size;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		ret = CUDA_ERROR_NOT_SUPPORTED;
+	else
+		ret = handle ? import_descriptor((int)(intptr_t)os_handle, &dev, &given, &size, &value) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS && given == 0)
+		ret = CUDA_ERROR_INVALID_VALUE; /* it stands for a pool */
+	if (ret == CUDA_SUCCESS) {
+		prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+		prop.location.id = dev->ordinal;
+		p = physical_add(dev, given, size, &prop);
+		if (p) {
+			*handle = p->value;
+		} else {
+			give_memory(dev, given);
+			ret = CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	leave();
+	return ret;
+}
+
+/* ---- multicast ------------------------------------------------------------------------ */
+
+static CUresult check_multicast(const CUmulticastObjectProp *prop)
+{
+	if (!prop || prop->flags != 0 || prop->numDevices == 0 || prop->size == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	return prop->numDevices <= (unsigned int)device_count && prop->handleTypes <= 1 ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *prop, CUmulticastGranularity_flags option)
+{
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = granularity && (unsigned int)option <= 1 ? check_multicast(prop) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS)
+		*granularity = PAGE;
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
+{
+	CUmemAllocationProp none = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+	struct multicast *m = NULL;
+	struct physical *p = NULL;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = handle ? check_multicast(prop) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS && prop->size % PAGE != 0)
+		ret = CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		m = calloc(1, sizeof(*m));
+		p = m ? physical_add(NULL, 0, prop->size, &none) : NULL;
+		if (p) {
+			m->prop = *prop;
+			p->multicast = m;
+			*handle = p->value;
+		} else {
+			free(m);
+			ret = CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	leave();
+	return ret;
+}
+
+static struct multicast *multicast_of(CUmemGenericAllocationHandle value)
+{
+	struct physical *p = physical_of(value);
+
+	return p ? p->multicast : NULL;
+}
+
+EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice dev)
+{
+	struct multicast *m;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	m = multicast_of(handle);
+	if (!device_at(dev))
+		ret = CUDA_ERROR_INVALID_DEVICE;
+	else if (!m || (unsigned int)__builtin_popcount(m->devices) == m->prop.numDevices || (m->devices & 1u << dev))
+		ret = CUDA_ERROR_INVALID_VALUE;
+	else
+		m->devices |= 1u << dev;
+	leave();
+	return ret;
+}
+
+/* Binds [offset, offset + size) of the memory at `at`; it stays until it is unbound. */
+static CUresult bind_part(struct multicast *m, struct device *dev, size_t at, struct physical *memory, size_t offset, size_t size)
+{
+	struct bind *b;
+
+	if (!m || !memory || memory->multicast || !memory->dev || (dev && dev != memory->dev))
+		return CUDA_ERROR_INVALID_VALUE;
+	dev = memory->dev;
+	if (size == 0 || at % PAGE != 0 || size % PAGE != 0 || offset % PAGE != 0 || at > m->prop.size || size > m->prop.size - at ||
+	    offset > memory->size || size > memory->size - offset || !(m->devices & 1u << dev->ordinal))
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((unsigned int)__builtin_popcount(m->devices) != m->prop.numDevices)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	for (b = m->binds; b; b = b->next)
+		if (b->dev == dev && at < b->at + b->size && b->at < at + size)
+			return CUDA_ERROR_ALREADY_MAPPED;
+	b = calloc(1, sizeof(*b));
+	if (!b)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	b->dev = dev;
+	b->memory = memory;
+	b->at = at;
+	b->size = size;
+	b->next = m->binds;
+	m->binds = b;
+	memory->maps++;
+	return CUDA_SUCCESS;
+}
+
+static CUresult bind_memory(CUmemGenericAllocationHandle handle, int dev, size_t at, CUmemGenericAllocationHandle memory, size_t offset,
+			    size_t size, unsigned long long flags)
+{
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	if (flags != 0)
+		ret = CUDA_ERROR_INVALID_VALUE;
+	else if (dev >= 0 && !device_at(dev))
+		ret = CUDA_ERROR_INVALID_DEVICE;
+	else
+		ret = bind_part(multicast_of(handle), device_at(dev), at, physical_of(memory), offset, size);
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t at, CUmemGenericAllocationHandle memory, size_t offset,
+				   size_t size, unsigned long long flags)
+{
+	return bind_memory(handle, -1, at, memory, offset, size, flags);
+}
+
+EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice dev, size_t at, CUmemGenericAllocationHandle memory,
+				      size_t offset, size_t size, unsigned long long flags)
+{
+	return dev < 0 ? CUDA_ERROR_INVALID_DEVICE : bind_memory(handle, dev, at, memory, offset, size, flags);
+}
+
+static CUresult bind_address(CUmemGenericAllocationHandle handle, int dev, size_t at, CUdeviceptr ptr, size_t size, unsigned long long flags)
+{
+	struct range *r;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	r = range_find((uintptr_t)ptr);
+	if (flags != 0 || !r || r->kind != RANGE_MAPPED)
+		ret = CUDA_ERROR_INVALID_VALUE;
+	else if (dev >= 0 && !device_at(dev))
+		ret = CUDA_ERROR_INVALID_DEVICE;
+	else
+		ret = bind_part(multicast_of(handle), device_at(dev), at, r->phys, (uintptr_t)ptr - r->start, size);
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t at, CUdeviceptr ptr, size_t size, unsigned long long flags)
+{
+	return bind_address(handle, -1, at, ptr, size, flags);
+}
+
+EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice dev, size_t at, CUdeviceptr ptr, size_t size,
+				       unsigned long long flags)
+{
+	return dev < 0 ? CUDA_ERROR_INVALID_DEVICE : bind_address(handle, dev, at, ptr, size, flags);
+}
+
+EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice dev, size_t at, size_t size)
+{
+	struct multicast *m;
+	struct bind **b;
+	bool found = false;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	m = multicast_of(handle);
+	for (b = m ? &m->binds : NULL; b && *b;) {
+		if ((*b)->dev == device_at(dev) && (*b)->at >= at && (*b)->at + (*b)->size <= at + size) {
+			unbind(b);
+			found = true;
+		} else {
+			b = &(*b)->next;
+		}
+	}
+	if (!found)
+		ret = CUDA_ERROR_INVALID_VALUE;
 	leave();
 	return ret;
 }

@@ -46,6 +46,7 @@ type Server struct {
 	done     chan struct{}
 	mu       sync.Mutex
 	open     map[net.Conn]struct{}
+	exports  map[uint64]*export // by the descriptor's socket cookie
 	closed   bool
 }
 
@@ -77,7 +78,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = log.New(io.Discard, "", 0)
 	}
-	s := &Server{cfg: cfg, done: make(chan struct{}), open: map[net.Conn]struct{}{}}
+	s := &Server{cfg: cfg, done: make(chan struct{}), open: map[net.Conn]struct{}{}, exports: map[uint64]*export{}}
 	for i, c := range cfg.GPUs {
 		c.Minor = i
 		c.CUDAVersion = cfg.CUDAVersion
@@ -269,20 +270,42 @@ func (s *Server) sleep(d time.Duration) {
 	}
 }
 
-// exchange reads requests and writes what answer gives until the other end closes.
-func (s *Server) exchange(conn *net.UnixConn, answer func(wire.Req) (wire.Rep, []byte)) {
+// request is what a client sent, with the descriptor that came along, or nil.
+type request struct {
+	wire.Req
+	file *os.File
+}
+
+// answer is what it gets, with a descriptor or nil.
+type answer struct {
+	rep     wire.Rep
+	payload []byte
+	file    *os.File
+}
+
+// exchange reads requests and writes what reply gives until the other end closes.
+func (s *Server) exchange(conn *net.UnixConn, reply func(request) answer) {
 	buf := make([]byte, wire.ReqBytes+1)
+	control := make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	for {
-		n, err := conn.Read(buf)
-		if err != nil {
+		n, cn, _, _, err := conn.ReadMsgUnix(buf, control)
+		if err != nil || n == 0 {
 			return // closed, or the process is gone
 		}
+		file := descriptor(control[:cn])
 		req, err := wire.DecodeReq(buf[:n])
-		rep, payload := wire.Rep{Status: wire.Invalid}, []byte(nil)
+		out := answer{rep: wire.Rep{Status: wire.Invalid}}
 		if err == nil {
-			rep, payload = answer(req)
+			out = reply(request{req, file})
 		}
-		if _, err := conn.Write(rep.Encode(payload)); err != nil {
+		_ = file.Close() // ours was for looking only; of nil this is an error that says so
+		var rights []byte
+		if out.file != nil {
+			rights = unix.UnixRights(int(out.file.Fd()))
+		}
+		_, _, err = conn.WriteMsgUnix(out.rep.Encode(out.payload), rights, nil)
+		_ = out.file.Close() // the client has its own now; nil as above
+		if err != nil {
 			return // as above
 		}
 	}
@@ -302,6 +325,8 @@ func status(err error) wire.Status {
 		return wire.NotSupported
 	case errors.Is(err, driver.ErrBusy):
 		return wire.Busy
+	case errors.Is(err, errElsewhere):
+		return wire.Elsewhere
 	default:
 		return wire.Invalid
 	}
@@ -323,9 +348,9 @@ func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 		g.mu.Unlock()
 		g.poke()
 	}()
-	s.exchange(conn, func(req wire.Req) (wire.Rep, []byte) {
+	s.exchange(conn, func(req request) answer {
 		if !s.unhang(g, driver.HangAll) {
-			return wire.Rep{Status: wire.Lost}, nil
+			return answer{rep: wire.Rep{Status: wire.Lost}}
 		}
 		if req.Op == wire.OpCtxCreate {
 			g.mu.Lock()
@@ -340,7 +365,14 @@ func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return answerGPU(g.model, file, req)
+		switch req.Op {
+		case wire.OpExport:
+			return s.export(g, file, req)
+		case wire.OpImport:
+			return s.importMemory(g, file, req)
+		}
+		rep, payload := answerGPU(g.model, file, req.Req)
+		return answer{rep: rep, payload: payload}
 	})
 }
 
@@ -352,7 +384,7 @@ func answerGPU(m *driver.GPU, file *driver.Client, req wire.Req) (rep wire.Rep, 
 		d := m.Device()
 		payload = d.Encode()
 	case wire.OpCtxCreate:
-		rep.Val[0], rep.Val[1], err = file.CreateContext(now, wire.List(req.Arg[0]))
+		rep.Val[0], rep.Val[1], err = file.CreateContext(now, wire.List(req.Arg[0]), wire.ContextKind(req.Arg[1]))
 	case wire.OpCtxDestroy:
 		rep.Val[0], err = file.DestroyContext(now, req.Arg[0])
 	case wire.OpAlloc:
@@ -372,6 +404,10 @@ func answerGPU(m *driver.GPU, file *driver.Client, req wire.Req) (rep wire.Rep, 
 		rep.Val[0] = uint64(d)
 	case wire.OpMigrate:
 		rep.Val[0], err = file.Migrate(now, req.Arg[0], req.Arg[1] != 0)
+	case wire.OpCtxResize:
+		err = file.ResizeContext(now, req.Arg[0], int64(req.Arg[1]))
+	case wire.OpSettings:
+		rep.Val[0], rep.Val[1] = m.Settings()
 	default:
 		err = driver.ErrInvalid
 	}
@@ -386,27 +422,28 @@ func (s *Server) serveCtl(conn *net.UnixConn) {
 		s.cfg.Log.Printf("open ctl: %v", err)
 		return
 	}
-	s.exchange(conn, func(req wire.Req) (wire.Rep, []byte) {
+	s.exchange(conn, func(req request) answer {
 		if req.Op == wire.OpNode {
 			n := wire.Node{
 				DriverVersion: s.cfg.DriverVersion, NVMLVersion: strconv.Itoa(int(s.cfg.CUDAVersion/1000)) + "." + s.cfg.DriverVersion,
 				CUDAVersion: s.cfg.CUDAVersion, GPUCount: uint32(len(s.gpus)),
 			}
-			return wire.Rep{}, n.Encode()
+			return answer{payload: n.Encode()}
 		}
 		if req.Arg[0] >= uint64(len(s.gpus)) {
-			return wire.Rep{Status: wire.NotFound}, nil
+			return answer{rep: wire.Rep{Status: wire.NotFound}}
 		}
 		g := s.gpus[req.Arg[0]]
 		if req.Op != wire.OpDevice && !s.unhang(g, driver.HangNVML) {
-			return wire.Rep{Status: wire.Lost}, nil
+			return answer{rep: wire.Rep{Status: wire.Lost}}
 		}
 		if req.Op == wire.OpNVMLMemory || req.Op == wire.OpNVMLProcs {
 			s.pay(g)
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return answerNVML(g.model, who, req)
+		rep, payload := answerNVML(g.model, who, req.Req)
+		return answer{rep: rep, payload: payload}
 	})
 }
 

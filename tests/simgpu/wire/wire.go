@@ -33,10 +33,9 @@ const (
 
 // Granules, in bytes.
 const (
-	PageBytes     uint64 = 2 << 20
-	SmallBytes    uint64 = 1 << 20
-	AlignBytes    uint64 = 512
-	PoolStepBytes uint64 = 32 << 20
+	PageBytes  uint64 = 2 << 20
+	SmallBytes uint64 = 1 << 20
+	AlignBytes uint64 = 512
 )
 
 // Op is what a request asks for.
@@ -52,6 +51,10 @@ const (
 	OpMemInfo    Op = 6
 	OpLaunch     Op = 7
 	OpMigrate    Op = 8
+	OpExport     Op = 9
+	OpImport     Op = 10
+	OpCtxResize  Op = 11
+	OpSettings   Op = 12
 
 	OpNode         Op = 64
 	OpDevice       Op = 65
@@ -69,6 +72,15 @@ const (
 	KindDevice   Kind = 0
 	KindPhysical Kind = 1
 	KindManaged  Kind = 2
+)
+
+// ContextKind is what a context is.
+type ContextKind uint64
+
+// Kinds of contexts.
+const (
+	ContextWhole ContextKind = 0
+	ContextGreen ContextKind = 1
 )
 
 // List is one of NVML's lists of processes.
@@ -93,6 +105,7 @@ const (
 	Lost         Status = 4
 	NotSupported Status = 5
 	Busy         Status = 6
+	Elsewhere    Status = 7
 )
 
 // KernelDefault asks for the time that simgpud is set to; NotAvailable is a size nobody knows.
