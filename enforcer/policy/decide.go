@@ -102,7 +102,9 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 				v.used = add(v.used, u.bytes)
 			}
 		}
-		all = append(all, v)
+		if v.used > v.limit { // those that are being killed already are left out
+			all = append(all, v)
+		}
 	}
 	for _, v := range all {
 		kill, ok := g.victim(v, in)

@@ -113,13 +113,13 @@ func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
 	var force []*Resize
 	for _, l := range g.levels() {
 		r := g.resizes[l]
-		charged, known := uint64(0), false
+		charged, live, known := uint64(0), uint64(0), false
 		if l.Container != "" {
 			if c, ok := out.Containers[l.Container]; ok {
-				charged, known = add(c.ChargedBytes, c.DyingBytes), c.Known
+				charged, live, known = add(c.ChargedBytes, c.DyingBytes), c.NVMLBytes, c.Known
 			}
 		} else if p, ok := out.Pods[l.Pod]; ok {
-			charged, known = add(p.ChargedBytes, p.DyingBytes), p.Known
+			charged, live, known = add(p.ChargedBytes, p.DyingBytes), p.NVMLBytes, p.Known
 		}
 		// What was seen before it began does not bind: the container could still grow then. An
 		// answer may be as old as NVML may lag, and a process without a slot is known from there
@@ -142,10 +142,11 @@ func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
 			delete(g.resizes, l)
 		case in.Now < r.Deadline, !settled, known && r.Fits > 0:
 			// Not before it can be known, however soon the deadline is.
-		case r.Force:
-			if known && charged > r.Desired {
-				force = append(force, r)
-			}
+		case r.Force && known && live > r.Desired:
+			force = append(force, r)
+		case r.Force && in.Now < r.Deadline+g.cfg.StuckAfter:
+			// Killing helps against the living only: what the dead hold, or what a ledger says
+			// before NVML does, comes back or shows by itself, and what is not known becomes so.
 		default:
 			r.State = ResizeFailed
 			r.Why = fmt.Sprintf("still uses %s > %s at the deadline", quota.HumanBytes(charged), quota.HumanBytes(r.Desired))

@@ -436,7 +436,8 @@ func (g *GPU) settleExits(in Input, out *Output) {
 				p.gone = true
 			}
 		}
-		stuck := !p.gone && in.Now-p.exitedAt >= g.cfg.StuckAfter
+		// Whether it is still listed, only an answer can say.
+		stuck := !p.gone && in.Now-p.exitedAt >= g.cfg.StuckAfter && (p.stuck || in.Sample.Complete)
 		if stuck && !p.stuck {
 			p.stuck = true
 			out.Stuck = append(out.Stuck, g.describe(p))
