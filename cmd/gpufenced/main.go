@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/gpufence/gpufence/enforcer/act"
@@ -47,15 +46,16 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 }
 
 func serve(ctx context.Context, set flags, getenv func(string) string, stderr io.Writer) (err error) {
-	log, err := newLogger(stderr, set.logLevel, set.logFormat)
+	hup := hangups()
+	log, err := newLogger(stderr, getenv, set.logLevel, set.logFormat)
 	if err != nil {
 		return err
 	}
-	cfg, err := config.Load(set.configPath(getenv))
+	loaded, err := config.LoadOrLastGood(set.configPath(getenv), set.stateDir)
 	if err != nil {
 		return err
 	}
-	set.apply(&cfg)
+	set.apply(&loaded.Config)
 	host, err := act.NewHost("", "")
 	if err != nil {
 		return fmt.Errorf("look at the host: %w", err)
@@ -64,17 +64,24 @@ func serve(ctx context.Context, set flags, getenv func(string) string, stderr io
 	if err != nil {
 		return err
 	}
-	d, err := daemon.New(daemon.Options{Config: cfg, Library: gpu.Open(cfg.NVMLLibrary), Host: host, Log: log})
+	period, err := daemon.WatchdogPeriod(getenv, os.Getpid())
+	if err != nil {
+		return err
+	}
+	say := func(state string) { tell(log, getenv, state) }
+	d, err := daemon.New(daemon.Options{
+		Config: loaded.Config, Library: gpu.Open(loaded.Config.NVMLLibrary), Host: host, Log: log, Loaded: loaded, Load: set.load(getenv), Notify: say,
+	})
 	if err != nil {
 		return err
 	}
 	log.Info(d.Describe())
-	return closing(d, d.Serve(ctx, listener, func() { tell(log, getenv, "READY=1") }))
-}
-
-// tell speaks to systemd, whose absence is no fault of ours.
-func tell(log *logrus.Logger, getenv func(string) string, state string) {
-	if err := daemon.Notify(getenv, state); err != nil {
-		log.WithError(err).Warn("cannot tell systemd that gpufenced is up")
-	}
+	defer context.AfterFunc(ctx, func() { say("STOPPING=1") })()
+	go reloadOn(ctx, hup, d)
+	return closing(d, d.Serve(ctx, listener, func() {
+		say("READY=1")
+		if period > 0 {
+			go daemon.FeedWatchdog(ctx, period, d.Live, say)
+		}
+	}))
 }

@@ -33,6 +33,7 @@ type fakeService struct {
 	ids    []string
 	events []Event
 	block  chan struct{}
+	health Health
 }
 
 func (f *fakeService) fail() error {
@@ -96,6 +97,38 @@ func (f *fakeService) Events(ctx context.Context, since uint64, follow bool, emi
 }
 func (f *fakeService) Version(context.Context) (Version, error) {
 	return Version{Version: BuildVersion, API: APIVersion}, f.fail()
+}
+
+func (f *fakeService) Node(context.Context) (Node, error) {
+	return Node{Mode: "enforce", LastEvent: 7}, f.fail()
+}
+func (f *fakeService) Health(context.Context) (Health, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.health, f.err
+}
+func (f *fakeService) Reload(context.Context, ReloadRequest) (ConfigInfo, error) {
+	return ConfigInfo{Path: "/etc/x"}, f.fail()
+}
+func (f *fakeService) Quiesce(_ context.Context, req SwitchRequest) (Switch, error) {
+	return Switch{Position: SwitchQuiesced, Reason: req.Reason}, f.fail()
+}
+func (f *fakeService) Resume(context.Context, SwitchRequest) (Switch, error) {
+	return Switch{Position: SwitchRunning}, f.fail()
+}
+func (f *fakeService) Disable(_ context.Context, req SwitchRequest) (Switch, error) {
+	return Switch{Position: SwitchDisabled, Reason: req.Reason}, f.fail()
+}
+
+// applying is a service that follows manifests.
+type applying struct{ *fakeService }
+
+func (a applying) Apply(_ context.Context, req ApplyRequest) (ApplyResponse, error) {
+	var resp ApplyResponse
+	for _, p := range req.Pods {
+		resp.Pods = append(resp.Pods, AppliedPod{Namespace: p.Namespace, Name: p.Name})
+	}
+	return resp, a.fail()
 }
 
 // testReadTimeout is short, since one test waits for it to pass.

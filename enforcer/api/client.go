@@ -34,8 +34,9 @@ type Client struct {
 }
 
 // NewClient makes a client of the socket at the path. Each request waits up to wait for
-// somebody to accept the connection (0: one attempt); the answer itself is bounded by the
-// context that the caller gives.
+// somebody to accept the connection (0: one attempt), and within that time is made again if the
+// connection is closed before an answer; every request of the protocol may be made twice. The
+// answer itself is bounded by the context that the caller gives.
 func NewClient(socket string, wait time.Duration) *Client {
 	c := &Client{socket: socket, wait: wait}
 	c.http = &http.Client{Transport: &http.Transport{
@@ -129,6 +130,59 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return resp, c.call(ctx, http.MethodGet, "/v1/version", nil, &resp)
 }
 
+// Node says what gpufenced knows of itself.
+func (c *Client) Node(ctx context.Context) (Node, error) {
+	var resp Node
+	return resp, c.call(ctx, http.MethodGet, "/v1/node", nil, &resp)
+}
+
+// Apply follows the annotations of changed manifests.
+func (c *Client) Apply(ctx context.Context, req ApplyRequest) (ApplyResponse, error) {
+	var resp ApplyResponse
+	return resp, c.call(ctx, http.MethodPost, "/v1/apply", req, &resp)
+}
+
+// Reload makes gpufenced read its configuration again.
+func (c *Client) Reload(ctx context.Context) (ConfigInfo, error) {
+	var resp ConfigInfo
+	return resp, c.call(ctx, http.MethodPost, "/v1/reload", ReloadRequest{}, &resp)
+}
+
+// Quiesce lets NVML go and refuses starts.
+func (c *Client) Quiesce(ctx context.Context, reason string) (Switch, error) {
+	var resp Switch
+	return resp, c.call(ctx, http.MethodPost, "/v1/quiesce", SwitchRequest{Reason: reason}, &resp)
+}
+
+// Resume ends Quiesce and Disable.
+func (c *Client) Resume(ctx context.Context) (Switch, error) {
+	var resp Switch
+	return resp, c.call(ctx, http.MethodPost, "/v1/resume", SwitchRequest{}, &resp)
+}
+
+// Disable enforces nothing any more, until Resume.
+func (c *Client) Disable(ctx context.Context, reason string) (Switch, error) {
+	var resp Switch
+	return resp, c.call(ctx, http.MethodPost, "/v1/disable", SwitchRequest{Reason: reason}, &resp)
+}
+
+// Metrics is the text that Prometheus reads.
+func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
+	resp, err := c.do(ctx, http.MethodGet, pathMetrics, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close() // nothing is lost: the body is only read
+	if resp.StatusCode != http.StatusOK {
+		return nil, readError(resp)
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, MaxResponseBytes))
+	if err != nil {
+		return nil, &UnreachableError{Socket: c.socket, Err: fmt.Errorf("read metrics: %w", err)}
+	}
+	return text, nil
+}
+
 // Events calls emit for each event whose number is greater than since, oldest first, and, if
 // follow is set, for each new one until the context ends, emit returns an error (which Events
 // returns), or gpufenced goes away.
@@ -193,36 +247,52 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 }
 
 func (c *Client) do(ctx context.Context, method, path string, in any) (*http.Response, error) {
-	var body io.Reader
+	var body []byte
 	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
 			return nil, fmt.Errorf("encode request: %w", err)
 		}
-		body = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://gpufenced"+path, body)
+	deadline := time.Now().Add(c.wait)
+	for {
+		resp, err := c.once(ctx, method, path, body)
+		if err == nil {
+			return resp, nil
+		}
+		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+		if closed && ctx.Err() == nil && time.Now().Add(connectRetry).Before(deadline) {
+			// It made room for others, or gpufenced was restarted.
+			time.Sleep(connectRetry)
+			continue
+		}
+		var gone *UnreachableError
+		if errors.As(err, &gone) {
+			return nil, gone
+		}
+		if ctxErr := ctx.Err(); ctxErr != nil {
+			if errors.Is(ctxErr, context.DeadlineExceeded) {
+				return nil, &UnreachableError{Socket: c.socket, Err: errors.New("no answer in time")}
+			}
+			return nil, ctxErr
+		}
+		return nil, &UnreachableError{Socket: c.socket, Err: cause(err)}
+	}
+}
+
+func (c *Client) once(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	var r io.Reader
+	if body != nil {
+		r = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://gpufenced"+path, r)
 	if err != nil {
 		return nil, fmt.Errorf("build request: %w", err)
 	}
-	if in != nil {
+	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := c.http.Do(req)
-	if err == nil {
-		return resp, nil
-	}
-	var gone *UnreachableError
-	if errors.As(err, &gone) {
-		return nil, gone
-	}
-	if ctxErr := ctx.Err(); ctxErr != nil {
-		if errors.Is(ctxErr, context.DeadlineExceeded) {
-			return nil, &UnreachableError{Socket: c.socket, Err: errors.New("no answer in time")}
-		}
-		return nil, ctxErr
-	}
-	return nil, &UnreachableError{Socket: c.socket, Err: cause(err)}
+	return c.http.Do(req)
 }
 
 // readError makes an [*Error] of an answer that is not 2xx, whoever wrote it.

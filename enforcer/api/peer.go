@@ -3,8 +3,6 @@
 package api
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -33,25 +31,10 @@ func (p peer) mayRead(gid int) bool {
 	return gid >= 0 && (p.GID == uint32(gid) || slices.Contains(p.Groups, uint32(gid)))
 }
 
-type peerKey struct{}
-
 // peerResult keeps the error for the answer: a connection whose peer is unknown is refused.
 type peerResult struct {
 	peer peer
 	err  error
-}
-
-func withPeer(ctx context.Context, conn net.Conn) context.Context {
-	p, err := readPeer(conn)
-	return context.WithValue(ctx, peerKey{}, peerResult{p, err})
-}
-
-func peerOf(ctx context.Context) (peer, error) {
-	res, ok := ctx.Value(peerKey{}).(peerResult)
-	if !ok {
-		return peer{}, errors.New("not a connection of this server")
-	}
-	return res.peer, res.err
 }
 
 func readPeer(conn net.Conn) (p peer, err error) {

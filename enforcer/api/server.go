@@ -47,6 +47,19 @@ type Service interface {
 	// still there.
 	Events(ctx context.Context, since uint64, follow bool, emit func(*Event) error) error
 	Version(context.Context) (Version, error)
+	// Node is what gpufenced says of itself, for doctors.
+	Node(context.Context) (Node, error)
+	// Health is asked by probes: it must not wait for what may hang.
+	Health(context.Context) (Health, error)
+	Reload(context.Context, ReloadRequest) (ConfigInfo, error)
+	Quiesce(context.Context, SwitchRequest) (Switch, error)
+	Resume(context.Context, SwitchRequest) (Switch, error)
+	Disable(context.Context, SwitchRequest) (Switch, error)
+}
+
+// Applier is a [Service] that follows changed manifests.
+type Applier interface {
+	Apply(context.Context, ApplyRequest) (ApplyResponse, error)
 }
 
 // ServerOptions are the rim of a [Server].
@@ -55,15 +68,20 @@ type ServerOptions struct {
 	ReadGID int
 	// ReadTimeout bounds how long a peer may take for its header and for its body; 10 s.
 	ReadTimeout time.Duration
+	// Metrics answers GET /metrics; nil: there are none.
+	Metrics http.Handler
+	// MaxConns bounds the connections at one time; 512.
+	MaxConns int
 	// Logf hears of faults: a panic, an answer that could not be written.
 	Logf func(format string, args ...any)
 }
 
 // Server answers on unix sockets that [Listen] or systemd made.
 type Server struct {
-	svc  Service
-	opts ServerOptions
-	http *http.Server
+	svc   Service
+	opts  ServerOptions
+	conns *conns
+	http  *http.Server
 }
 
 // NewServer makes a server of the service.
@@ -74,16 +92,28 @@ func NewServer(svc Service, opts ServerOptions) *Server {
 	if opts.ReadTimeout <= 0 {
 		opts.ReadTimeout = readTimeout
 	}
-	s := &Server{svc: svc, opts: opts}
-	s.http = &http.Server{
-		Handler:           s,
+	if opts.MaxConns <= 0 {
+		opts.MaxConns = maxConns
+	}
+	s := &Server{svc: svc, opts: opts, conns: newConns(opts.MaxConns, min(maxConnsUID, opts.MaxConns))}
+	s.http = httpServer(s, opts, s.conns)
+	s.http.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		p, err := readPeer(c)
+		return s.conns.context(ctx, c, peerResult{p, err})
+	}
+	return s
+}
+
+// httpServer has the bounds of one connection.
+func httpServer(h http.Handler, opts ServerOptions, c *conns) *http.Server {
+	return &http.Server{
+		Handler:           h,
 		ReadHeaderTimeout: opts.ReadTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    16 << 10,
-		ConnContext:       withPeer,
+		ConnState:         c.state,
 		ErrorLog:          log.New(logWriter(opts.Logf), "", 0),
 	}
-	return s
 }
 
 type logWriter func(format string, args ...any)
@@ -147,22 +177,37 @@ func (s *Server) Shutdown(ctx context.Context) error {
 type route struct {
 	method string
 	change bool // needs root
+	doc    string
+	req    any // zero values of the bodies; nil: none
+	resp   any
 	serve  func(s *Server, w http.ResponseWriter, r *http.Request, id string) error
 }
 
 // The whole protocol. {id} is one path segment, in which %2F stands for a slash.
 var routes = map[string]route{
-	"prepare":  {http.MethodPost, true, post((Service).Prepare)},
-	"register": {http.MethodPost, true, post((Service).Register)},
-	"unregister": {http.MethodPost, true, post(func(svc Service, ctx context.Context, req UnregisterRequest) (struct{}, error) {
+	"prepare":  post("Grant memory to a container that is about to be created, and make its pages. Idempotent by key.", (Service).Prepare),
+	"register": post("Raise the fences of a prepared container around its first process. Idempotent by key.", (Service).Register),
+	"unregister": post("Say that a container is gone. An unknown key is no error.", func(svc Service, ctx context.Context, req UnregisterRequest) (struct{}, error) {
 		return struct{}{}, svc.Unregister(ctx, req)
-	})},
-	"containers":          {http.MethodGet, false, get((Service).Containers)},
-	"containers/{id}":     {http.MethodGet, false, (*Server).container},
-	"containers/{id}/set": {http.MethodPost, true, (*Server).set},
-	"gpus":                {http.MethodGet, false, get((Service).GPUs)},
-	"version":             {http.MethodGet, false, get((Service).Version)},
-	"events":              {http.MethodGet, false, (*Server).events},
+	}),
+	"containers":          get("List what is prepared, runs, or ended not long ago.", (Service).Containers),
+	"containers/{id}":     {method: http.MethodGet, doc: "Show one container, by any unambiguous name.", resp: Container{}, serve: (*Server).container},
+	"containers/{id}/set": {method: http.MethodPost, change: true, doc: "Change limits of a running container.", req: SetRequest{}, resp: SetResponse{}, serve: (*Server).set},
+	"apply": post("Follow the annotations of pods whose manifests have changed.", func(svc Service, ctx context.Context, req ApplyRequest) (ApplyResponse, error) {
+		a, ok := svc.(Applier)
+		if !ok {
+			return ApplyResponse{}, Errorf(quota.CodeNotEnforced, "this gpufenced does not follow manifests: use `gpufence set`")
+		}
+		return a.Apply(ctx, req)
+	}),
+	"gpus":    get("List the node's GPUs as gpufenced sees them.", (Service).GPUs),
+	"node":    get("Say what gpufenced knows of itself and of the node.", (Service).Node),
+	"version": get("Say who answers.", (Service).Version),
+	"events":  {method: http.MethodGet, doc: "Read the journal, one JSON object a line, oldest first.", resp: Event{}, serve: (*Server).events},
+	"reload":  post("Read the configuration file again. A wrong one is refused, and what was in force goes on.", (Service).Reload),
+	"quiesce": post("Let NVML go and refuse starts, for a driver upgrade. Limits stay with the shim.", (Service).Quiesce),
+	"resume":  post("End quiesce or disable.", (Service).Resume),
+	"disable": post("Break the glass: nothing is enforced, starts pass without a limit, and everything says so.", (Service).Disable),
 }
 
 // match finds the route of a path as it was sent: unescaping before splitting would make a
@@ -197,12 +242,27 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
-	peer, err := peerOf(r.Context())
+	st := connOf(r.Context())
+	if st == nil {
+		return Errorf(quota.CodeForbidden, "the caller is not known, since it did not come through a connection of this server")
+	}
+	defer s.conns.end(st)
+	peer, err := st.peer.peer, st.peer.err
 	if err != nil {
 		return Errorf(quota.CodeForbidden, "the caller is not known, since its socket tells no credentials: %v", err)
 	}
 	if !peer.mayRead(s.opts.ReadGID) {
 		return Errorf(quota.CodeForbidden, "uid %d may not ask gpufenced: run as root, or join the group gpufence to read", peer.UID)
+	}
+	if h := s.probe(r.URL.Path); h != nil {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			return withStatus(http.StatusMethodNotAllowed, quota.CodeBadRequest, "gpufenced does not take %.20s on %s: use GET", r.Method, r.URL.Path)
+		}
+		if !s.conns.begin(st) {
+			return errEvicted
+		}
+		h.ServeHTTP(w, r)
+		return nil
 	}
 	rt, id, ok := match(r.URL.EscapedPath())
 	if !ok {
@@ -215,23 +275,33 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	if rt.change && peer.UID != 0 {
 		return Errorf(quota.CodeForbidden, "uid %d may only read: run as root to change something", peer.UID)
 	}
+	// Whoever asks only has sent it all; a body marks its end itself.
+	if rt.req == nil && !s.conns.begin(st) {
+		return errEvicted
+	}
 	return rt.serve(s, w, r, id)
 }
 
+// errEvicted ends a request whose connection we closed to make room; nobody hears it.
+var errEvicted = withStatus(http.StatusServiceUnavailable, quota.CodeBusy, "the connection was closed to make room for others: try again")
+
 // get serves a question without a body.
-func get[Resp any](f func(Service, context.Context) (Resp, error)) func(*Server, http.ResponseWriter, *http.Request, string) error {
-	return func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
+func get[Resp any](doc string, f func(Service, context.Context) (Resp, error)) route {
+	var zero Resp
+	return route{method: http.MethodGet, doc: doc, resp: zero, serve: func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
 		resp, err := f(s.svc, r.Context())
 		if err != nil {
 			return err
 		}
 		return s.writeJSON(w, http.StatusOK, resp)
-	}
+	}}
 }
 
-// post serves a request with a JSON body.
-func post[Req, Resp any](f func(Service, context.Context, Req) (Resp, error)) func(*Server, http.ResponseWriter, *http.Request, string) error {
-	return func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
+// post serves a request with a JSON body; all of them change something.
+func post[Req, Resp any](doc string, f func(Service, context.Context, Req) (Resp, error)) route {
+	var req Req
+	var resp Resp
+	return route{method: http.MethodPost, change: true, doc: doc, req: req, resp: resp, serve: func(s *Server, w http.ResponseWriter, r *http.Request, _ string) error {
 		var req Req
 		if err := s.readJSON(w, r, &req); err != nil {
 			return err
@@ -241,27 +311,27 @@ func post[Req, Resp any](f func(Service, context.Context, Req) (Resp, error)) fu
 			return err
 		}
 		return s.writeJSON(w, http.StatusOK, resp)
-	}
+	}}
 }
 
 func (s *Server) container(w http.ResponseWriter, r *http.Request, id string) error {
-	return get(func(svc Service, ctx context.Context) (Container, error) {
+	return get("", func(svc Service, ctx context.Context) (Container, error) {
 		name, err := unescapeID(id)
 		if err != nil {
 			return Container{}, err
 		}
 		return svc.Container(ctx, name)
-	})(s, w, r, "")
+	}).serve(s, w, r, "")
 }
 
 func (s *Server) set(w http.ResponseWriter, r *http.Request, id string) error {
-	return post(func(svc Service, ctx context.Context, req SetRequest) (SetResponse, error) {
+	return post("", func(svc Service, ctx context.Context, req SetRequest) (SetResponse, error) {
 		name, err := unescapeID(id)
 		if err != nil {
 			return SetResponse{}, err
 		}
 		return svc.Set(ctx, name, req)
-	})(s, w, r, "")
+	}).serve(s, w, r, "")
 }
 
 // events streams JSON lines. An error before the first line is an [Error]; later ones can only
@@ -283,6 +353,13 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 		follow = true
 	default:
 		return Errorf(quota.CodeBadRequest, "follow=%.40q is neither 1 nor 0", v)
+	}
+	if follow {
+		leave, err := s.conns.stream(connOf(r.Context()).peer.peer.UID)
+		if err != nil {
+			return err
+		}
+		defer leave()
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -343,13 +420,21 @@ func (s *Server) readJSON(w http.ResponseWriter, r *http.Request, out any) error
 	if err := rc.SetReadDeadline(time.Now().Add(s.opts.ReadTimeout)); err != nil {
 		return Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
+	st := connOf(r.Context())
+	body, err := io.ReadAll(http.MaxBytesReader(w, chargedBody{r.Body, s.conns, st}, MaxRequestBytes))
 	if err != nil {
+		var busy *statusError
+		if errors.As(err, &busy) {
+			return busy
+		}
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
 			return withStatus(http.StatusRequestEntityTooLarge, quota.CodeBadRequest, "the body of %s exceeds %d bytes", r.URL.Path, MaxRequestBytes)
 		}
 		return Errorf(quota.CodeBadRequest, "the body of %s ended early: %v", r.URL.Path, err)
+	}
+	if !s.conns.begin(st) {
+		return errEvicted
 	}
 	// Without this the connection's reader would meet the deadline while the answer is still
 	// being worked out, and cancel the request.
@@ -447,6 +532,8 @@ func status(err error, code string) int {
 		return http.StatusConflict
 	case quota.CodeInternal:
 		return http.StatusInternalServerError
+	case quota.CodeBusy, quota.CodeQuiesced:
+		return http.StatusServiceUnavailable
 	}
 	return http.StatusUnprocessableEntity
 }

@@ -64,6 +64,11 @@ type Options struct {
 	Log     *logrus.Logger
 	// PlainPages keeps shared pages in plain folders instead of a tmpfs a pod, for tests.
 	PlainPages bool
+	// Loaded is where Config came from, for who asks; Load reads it again.
+	Loaded config.Loaded
+	Load   func() (config.Loaded, error)
+	// Notify tells the service manager a state.
+	Notify func(state string)
 }
 
 // Daemon is gpufenced. It implements [api.Service].
@@ -99,12 +104,13 @@ type Daemon struct {
 	facts   *facts
 	changed chan struct{} // closed and replaced after each step and each change of state
 	kick    chan struct{} // asks for a tick now
-	saidErr map[string]string
+	saidErr map[string]problem
 	closed  bool
 	damaged bool       // state of containers that may run was lost
 	redo    []killTask // of kills whose signal may be missing after a restart
 
 	seen  seen // what fences look at, under its own lock
+	node  node
 	group sync.WaitGroup
 }
 
@@ -190,7 +196,7 @@ func New(opts Options) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, lib: opts.Library, host: opts.Host, log: opts.Log, plain: opts.PlainPages,
 		runtime: map[string]*podRuntime{}, dirty: map[string]bool{}, gpus: map[string]*gpuState{},
-		changed: make(chan struct{}), kick: make(chan struct{}, 1), saidErr: map[string]string{},
+		changed: make(chan struct{}), kick: make(chan struct{}, 1), saidErr: map[string]problem{},
 		empty:   map[policy.ContainerID]time.Duration{},
 		nvmlErr: errNotAsked,
 	}
@@ -219,6 +225,7 @@ func New(opts Options) (*Daemon, error) {
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.lock.Close())
 	}
+	d.beginNode(opts)
 	return d, nil
 }
 
@@ -385,6 +392,7 @@ func (d *Daemon) poke() {
 // event puts an entry into the journal and the log.
 func (d *Daemon) event(ev api.Event) {
 	ev, err := d.journal.Append(ev)
+	d.measure(&ev)
 	fields := logrus.Fields{"event": ev.Type, "seq": ev.Seq}
 	if ev.Code != "" {
 		fields["code"] = ev.Code
@@ -397,7 +405,7 @@ func (d *Daemon) event(ev api.Event) {
 	}
 	d.log.WithFields(fields).Info(ev.Message)
 	if err != nil {
-		d.once("journal", fmt.Errorf("the journal in %s cannot be written, events go on in memory: %w", d.cfg.StateDir, err))
+		d.once("journal", fmt.Errorf("the journal in %s cannot be written, events go on in memory: %w", d.journal.Dir(), err))
 	} else {
 		d.once("journal", nil)
 	}
@@ -420,8 +428,8 @@ func (d *Daemon) once(what string, err error) {
 	case err == nil && had:
 		delete(d.saidErr, what)
 		d.log.WithField("about", what).Info("works again")
-	case err != nil && (!had || last != err.Error()):
-		d.saidErr[what] = err.Error()
+	case err != nil && (!had || last.text != err.Error()):
+		d.saidErr[what] = problem{err.Error(), d.now()}
 		d.log.WithField("about", what).WithError(err).Error("something does not work")
 	}
 }

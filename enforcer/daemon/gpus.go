@@ -41,6 +41,9 @@ func (d *Daemon) runNVML(ctx context.Context) {
 func (d *Daemon) needNVML() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.node.letGo {
+		return false
+	}
 	if d.nvmlErr != nil {
 		return true
 	}
@@ -54,9 +57,15 @@ func (d *Daemon) needNVML() bool {
 
 // findGPUs initialises NVML and takes its devices over. A GPU that is known keeps its state.
 func (d *Daemon) findGPUs(ctx context.Context) error {
+	d.node.nvml.Lock()
+	defer d.node.nvml.Unlock()
 	d.mu.Lock()
-	again := len(d.gpus) > 0
+	again := len(d.gpus) > 0 && !d.node.closed
+	letGo := d.node.letGo
 	d.mu.Unlock()
+	if letGo {
+		return errQuiesced
+	}
 	if again {
 		if err := d.lib.Shutdown(); err != nil {
 			d.once("nvml-shutdown", err)
@@ -81,7 +90,7 @@ func (d *Daemon) findGPUs(ctx context.Context) error {
 	if d.closed {
 		return errors.New("gpufenced is stopping")
 	}
-	d.driver = driver
+	d.driver, d.node.closed = driver, false
 	d.order = nil
 	for _, dev := range devices {
 		info := dev.Info()
@@ -144,9 +153,9 @@ func (d *Daemon) runTicks(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			timer.Reset(d.tick(false))
+			timer.Reset(d.ticked(d.tick(false)))
 		case <-d.kick:
-			timer.Reset(d.tick(true))
+			timer.Reset(d.ticked(d.tick(true)))
 		}
 	}
 }
@@ -172,7 +181,7 @@ func (d *Daemon) tick(asked bool) time.Duration {
 		next = min(next, period)
 		// A tenth early is in time: timers are not exact.
 		ready := busy && (asked || now-g.sentAt >= period-period/10)
-		if !g.inFlight && (ready || idleDue || !g.have) {
+		if !g.inFlight && !d.node.letGo && (ready || idleDue || !g.have) {
 			due = append(due, g)
 		} else if busy {
 			waits[uuid] = true
@@ -239,9 +248,9 @@ func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {
 			return
 		case n := <-g.ticks:
 			d.mu.Lock()
-			sampler := g.sampler
+			sampler, limit := g.sampler, d.cfg.SampleDeadline
 			d.mu.Unlock()
-			sctx, cancel := context.WithTimeout(ctx, d.cfg.SampleDeadline)
+			sctx, cancel := context.WithTimeout(ctx, limit)
 			s := sampler.Sample(sctx)
 			cancel()
 			if ctx.Err() != nil {

@@ -45,6 +45,7 @@ type fakeNVML struct {
 	initErr error
 	gpus    []*fakeGPU
 	inits   int
+	downs   int
 }
 
 func (f *fakeNVML) Init() error {
@@ -53,7 +54,12 @@ func (f *fakeNVML) Init() error {
 	f.inits++
 	return f.initErr
 }
-func (f *fakeNVML) Shutdown() error         { return nil }
+func (f *fakeNVML) Shutdown() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.downs++
+	return nil
+}
 func (f *fakeNVML) Driver() (string, error) { return "570.00", nil }
 func (f *fakeNVML) Devices() ([]gpu.Device, error) {
 	f.mu.Lock()
@@ -172,6 +178,9 @@ type bench struct {
 	log  *logBuffer
 	tmp  bool // real tmpfs for the pages
 
+	load   func() (config.Loaded, error)
+	notify func(string)
+
 	d    *Daemon
 	stop func()
 }
@@ -269,7 +278,7 @@ func (b *bench) start() *Daemon {
 	b.t.Helper()
 	log := logrus.New()
 	log.SetOutput(b.log)
-	d, err := New(Options{Config: b.cfg, Library: b.nvml, Host: b.host, Log: log, PlainPages: !b.tmp})
+	d, err := New(Options{Config: b.cfg, Library: b.nvml, Host: b.host, Log: log, PlainPages: !b.tmp, Load: b.load, Notify: b.notify})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -165,6 +165,9 @@ func (d *Daemon) tryPrepare(req api.PrepareRequest) (resp api.PrepareResponse, r
 		d.end(old) // its poststop never came
 	}
 	pol := d.cfg.Policy.For(req.Pod.Namespace)
+	if err := d.mayStart(pol.Mode); err != nil {
+		return resp, false, err
+	}
 	lenient := pol.Mode != quota.ModeEnforce
 
 	var notices []string
@@ -185,10 +188,20 @@ func (d *Daemon) tryPrepare(req api.PrepareRequest) (resp api.PrepareResponse, r
 	if err == nil {
 		retry, err = d.admitContainer(req, pol, grant)
 	}
-	if err != nil {
-		if !lenient || len(grant.GPUs) == 0 {
-			return resp, retry, err
+	switch {
+	case err == nil:
+	case retry && d.disabled() && errors.Is(err, errNotAsked):
+		return resp, retry, err
+	case d.disabled():
+		var notes []string
+		grant, notes = d.passDisabled(req, pol, grant, err)
+		notices = append(notices, notes...)
+		if len(grant.GPUs) == 0 {
+			return api.PrepareResponse{Grant: grant, Notices: notices}, false, nil
 		}
+	case !lenient || len(grant.GPUs) == 0:
+		return resp, retry, err
+	default:
 		e := api.ErrorOf(err)
 		notices = append(notices, "would be refused: "+e.Error())
 		key, pod := req.Key, req.Pod
@@ -449,7 +462,7 @@ func (d *Daemon) makeRoom(g *gpuState, pod *registry.Pod, short uint64) bool {
 func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, notices []string) (*registry.Container, error) {
 	enforce := grant.Mode == quota.ModeEnforce
 	var devices []string
-	if enforce && !req.Devices.Present {
+	if (enforce || d.disabled()) && !req.Devices.Present {
 		var err error
 		if devices, err = d.cdiNames(grant.GPUs); err != nil {
 			return nil, err

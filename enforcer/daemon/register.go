@@ -127,6 +127,8 @@ func (d *Daemon) beginRegister(req api.RegisterRequest, cgroup act.Cgroup, proc 
 	case c.State == registry.Running && c.PID == req.PID && c.Start == proc.Start && *c.Cgroup == cgroup:
 		resp := d.registered(c, nil)
 		return fence.Subject{}, &resp, nil
+	case d.mayStart(c.Grant.Mode) != nil:
+		return fence.Subject{}, nil, d.mayStart(c.Grant.Mode)
 	case c.State == registry.Running:
 		return fence.Subject{}, nil, quota.NewError(quota.CodeBadRequest, "container %s is registered with process %d already", c.Display(), c.PID)
 	}
@@ -168,7 +170,7 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 	if err := d.cgroupFree(c, cgroup); err != nil {
 		return none, err
 	}
-	enforce := c.Grant.Mode == quota.ModeEnforce
+	enforce := d.modeOf(c) == quota.ModeEnforce
 	if !c.Held && enforce {
 		// Its bytes went back meanwhile: they must still be there.
 		c.Held = true

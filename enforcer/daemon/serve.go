@@ -27,9 +27,21 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener, ready func()) error 
 			return err
 		}
 	}
-	server := api.NewServer(d, api.ServerOptions{ReadGID: gid, Logf: func(format string, args ...any) { d.log.Warnf(format, args...) }})
+	server := api.NewServer(d, api.ServerOptions{
+		ReadGID: gid, Metrics: d.node.metrics.Handler(), Logf: func(format string, args ...any) { d.log.Warnf(format, args...) },
+	})
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	probed := make(chan error, 1)
+	if addr := d.cfg.MetricsAddress; addr == "" {
+		probed <- nil
+	} else if tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", addr); err != nil {
+		// Monitoring that does not work is no reason to leave containers unwatched.
+		d.once("metrics-address", err)
+		probed <- nil
+	} else {
+		go func() { probed <- server.ServeProbes(ctx, tcp) }()
+	}
 	served := make(chan error, 1)
 	go func() {
 		err := server.Serve(l)
@@ -44,7 +56,7 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener, ready func()) error 
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = nil // streams of events are cut
 	}
-	return errors.Join(runErr, err, <-served)
+	return errors.Join(runErr, err, <-served, <-probed)
 }
 
 // readGroup is the gid of group gpufence, whose members may read; -1 if there is none.

@@ -155,7 +155,7 @@ func (d *Daemon) containerFact(c *registry.Container, uuid string) policy.Contai
 	f := policy.ContainerFact{
 		ID: c.ID(), Pod: c.Pod().ID(), Name: c.Name,
 		Container: c.ContainerLimits(uuid), PodLimits: c.Pod().PodLimits(uuid),
-		OOMGroup: c.Grant.OOMGroup, Mode: c.Grant.Mode, ShimAbsent: c.ShimAbsent,
+		OOMGroup: c.Grant.OOMGroup, Mode: d.modeOf(c), ShimAbsent: c.ShimAbsent,
 	}
 	if rt := d.runtime[c.Pod().Name]; rt != nil && rt.broken != "" {
 		f.ShimUnknown = true
@@ -316,7 +316,7 @@ func (d *Daemon) limitsPage(p *registry.Pod, c *registry.Container) ledger.Limit
 		}
 		own, pod := c.ContainerLimits(uuid), p.PodLimits(uuid)
 		e := ledger.LimitsGPU{
-			UUID: id, Present: true, Fenced: c.Grant.Mode == quota.ModeEnforce,
+			UUID: id, Present: true, Fenced: d.modeOf(c) == quota.ModeEnforce,
 			MaxBytes: d.publishedMax(uuid, policy.Level{Container: c.ID()}, own.Max), HighBytes: own.High, SwapMaxBytes: own.SwapMax,
 			PodMaxBytes: d.publishedMax(uuid, policy.Level{Pod: p.ID()}, pod.Max), PodHighBytes: pod.High, PodSwapMaxBytes: pod.SwapMax,
 		}

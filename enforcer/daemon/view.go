@@ -51,7 +51,7 @@ func (d *Daemon) view(c *registry.Container) api.Container {
 	p := c.Pod()
 	v := api.Container{
 		Key: c.Key, Pod: p.Ref, Name: c.Name, State: string(c.State), PID: c.PID,
-		Mode: c.Grant.Mode, Level: c.Level, Require: c.Grant.Require, OOMGroup: c.Grant.OOMGroup,
+		Mode: d.modeOf(c), Level: c.Level, Require: c.Grant.Require, OOMGroup: c.Grant.OOMGroup,
 		PreparedAt: c.PreparedAt, StartedAt: timeOrNil(c.StartedAt), EndedAt: timeOrNil(c.EndedAt), EndReason: c.EndReason,
 		GPUs: []api.ContainerGPU{}, Fences: []api.Fence{},
 	}
@@ -61,7 +61,8 @@ func (d *Daemon) view(c *registry.Container) api.Container {
 	switch c.State {
 	case registry.Running:
 		v.Fences = fence.Report(d.fences, d.subject(c))
-		if c.Grant.Mode == quota.ModeEnforce {
+		v.Level = quota.LevelNone // where nothing is enforced, nothing can be relied on
+		if d.modeOf(c) == quota.ModeEnforce {
 			v.Level = fence.Level(d.fences, d.subject(c))
 		}
 	case registry.Ended:
@@ -161,6 +162,17 @@ func (d *Daemon) viewGPU(c *registry.Container, g quota.GPU) api.ContainerGPU {
 func (d *Daemon) GPUs(context.Context) ([]api.GPUState, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	out := d.viewGPUs()
+	if len(out) == 0 {
+		if err := d.noGPUs(); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// viewGPUs are the GPUs in NVML's order. The caller holds mu.
+func (d *Daemon) viewGPUs() []api.GPUState {
 	out := []api.GPUState{}
 	for _, uuid := range d.order {
 		g := d.gpus[uuid]
@@ -180,12 +192,7 @@ func (d *Daemon) GPUs(context.Context) ([]api.GPUState, error) {
 		}
 		out = append(out, v)
 	}
-	if len(out) == 0 {
-		if err := d.noGPUs(); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	return out
 }
 
 // Version implements [api.Service].

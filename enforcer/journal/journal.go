@@ -214,6 +214,9 @@ func (j *Journal) Sync() error {
 	return nil
 }
 
+// Dir is the folder that it lies in.
+func (j *Journal) Dir() string { return j.dir }
+
 // Last is the number of the newest event.
 func (j *Journal) Last() uint64 {
 	j.mu.Lock()

@@ -81,6 +81,8 @@ const (
 	CodeAlreadyRunning  Code = "E1509" // another gpufenced holds the run directory
 	CodeStateDamaged    Code = "E1510" // state below the run directory cannot be used
 	CodeNVMLUnavailable Code = "E1511" // NVML cannot be loaded or initialised
+	CodeQuiesced        Code = "E1512" // gpufence quiesce: no container starts until gpufence resume
+	CodeBusy            Code = "E1513" // too many ask gpufenced at one time
 
 	CodeCgroupRoot     Code = "E1601" // the container is in the root cgroup
 	CodeCgroupShared   Code = "E1602" // its cgroup holds other processes
@@ -171,6 +173,8 @@ func Codes() []CodeInfo {
 		{CodeAlreadyRunning, "another gpufenced holds the run directory"},
 		{CodeStateDamaged, "state below the run directory cannot be used"},
 		{CodeNVMLUnavailable, "NVML cannot be loaded or initialised"},
+		{CodeQuiesced, "gpufence quiesce: no container starts until gpufence resume"},
+		{CodeBusy, "too many ask gpufenced at one time"},
 		{CodeCgroupRoot, "the container is in the root cgroup"},
 		{CodeCgroupShared, "its cgroup holds other processes"},
 		{CodeCgroupOwn, "its cgroup is ours or the runtime's"},

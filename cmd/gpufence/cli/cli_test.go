@@ -78,6 +78,7 @@ const (
 type fakeDaemon struct {
 	mu      sync.Mutex
 	pending bool
+	sw      api.Switch
 }
 
 func (d *fakeDaemon) containers() []api.Container {
@@ -194,6 +195,68 @@ func (d *fakeDaemon) Version(context.Context) (api.Version, error) {
 }
 
 func (d *fakeDaemon) GPUs(context.Context) ([]api.GPUState, error) { return nil, nil }
+
+func (d *fakeDaemon) Node(context.Context) (api.Node, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	started := time.Date(2026, 11, 30, 11, 0, 0, 0, time.UTC)
+	n := api.Node{
+		Version: api.Version{Version: "v9.9.9", API: "v1", Driver: "570.133.20", PID: 77}, Started: started, Switch: d.switched(), Mode: "enforce", Level: "reactive",
+		Fences:  []api.Fence{{Name: "watch", State: "proven", Proof: "sample 12 ms old"}, {Name: "shim", State: "delivered"}},
+		Health:  api.Health{Live: true, Ready: true},
+		Config:  api.ConfigInfo{Path: "/etc/gpufence/config.toml", Loaded: started, LastGood: "/var/lib/gpufence/config.last-good.toml"},
+		Cgroups: "v2", RunDir: "/nonexistent/run", Containers: 1, GPUs: 1, LastEvent: 3,
+	}
+	if d.sw.Position == api.SwitchDisabled {
+		n.Config.Error = &api.Error{Code: "E1503", Message: "config.toml line 3: mode \"sometimes\" is not a mode"}
+		n.Problems = []api.Problem{{About: "journal", Error: "no space left on device\x1b[2J", Since: started}}
+		n.Drift = []string{"containerd: the handler gpufence lost pod_annotations"}
+	}
+	return n, nil
+}
+
+func (d *fakeDaemon) switched() api.Switch {
+	if d.sw.Position == "" {
+		return api.Switch{Position: api.SwitchRunning}
+	}
+	return d.sw
+}
+
+func (d *fakeDaemon) Health(context.Context) (api.Health, error) {
+	return api.Health{Live: true, Ready: true}, nil
+}
+
+func (d *fakeDaemon) Reload(context.Context, api.ReloadRequest) (api.ConfigInfo, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sw.Position == api.SwitchDisabled {
+		return api.ConfigInfo{}, &api.Error{Code: "E1503", Message: "config.toml line 3: mode \"sometimes\" is not a mode: write enforce"}
+	}
+	return api.ConfigInfo{Path: "/etc/gpufence/config.toml", NeedRestart: []string{"socket", "run-dir"}}, nil
+}
+
+func (d *fakeDaemon) move(position, reason string) (api.Switch, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	d.sw = api.Switch{Position: position, Reason: reason, Since: &t}
+	if position == api.SwitchRunning {
+		d.sw = api.Switch{Position: position}
+	}
+	return d.sw, nil
+}
+
+func (d *fakeDaemon) Quiesce(_ context.Context, req api.SwitchRequest) (api.Switch, error) {
+	return d.move(api.SwitchQuiesced, req.Reason)
+}
+
+func (d *fakeDaemon) Resume(context.Context, api.SwitchRequest) (api.Switch, error) {
+	return d.move(api.SwitchRunning, "")
+}
+
+func (d *fakeDaemon) Disable(_ context.Context, req api.SwitchRequest) (api.Switch, error) {
+	return d.move(api.SwitchDisabled, req.Reason)
+}
 
 func (d *fakeDaemon) Prepare(context.Context, api.PrepareRequest) (api.PrepareResponse, error) {
 	return api.PrepareResponse{}, nil
