@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 #define GPUFENCE_ABI_MAJOR 1
-#define GPUFENCE_ABI_MINOR 0
+#define GPUFENCE_ABI_MINOR 1
 
 #define GPUFENCE_LIMITS_MAGIC UINT64_C(0x314d494c46555047) /* "GPUFLIM1" in memory order */
 #define GPUFENCE_LEDGER_MAGIC UINT64_C(0x3147444c46555047) /* "GPUFLDG1" in memory order */
@@ -67,7 +67,8 @@ struct gpufence_limits_gpu {
 	uint64_t pod_swap_max_bytes; /* 0x50 memory.swap.max of the pod */
 	uint64_t excess_bytes;     /* 0x58 seen by NVML for this container, in no slot */
 	uint64_t pod_excess_bytes; /* 0x60 the same over the pod, this container included */
-	uint64_t reserved[3];      /* 0x68 zero */
+	uint64_t module_bytes;     /* 0x68 charged for a loaded module; 0: not charged, excess covers it */
+	uint64_t reserved[2];      /* 0x70 zero */
 };
 
 /* One of the two copies behind the latch. */

@@ -322,6 +322,7 @@ func encodeCopy(l Limits) []byte {
 		le.PutUint64(e[limitsGPUPodSwapMax:], g.PodSwapMaxBytes)
 		le.PutUint64(e[limitsGPUExcess:], g.ExcessBytes)
 		le.PutUint64(e[limitsGPUPodExcess:], g.PodExcessBytes)
+		le.PutUint64(e[limitsGPUModule:], g.ModuleBytes)
 	}
 	le.PutUint32(b[limitsCopyCRC:], crc32.Checksum(b, castagnoli))
 	return b
@@ -356,6 +357,7 @@ func decodeCopy(b []byte) (Limits, error) {
 			PodSwapMaxBytes: le.Uint64(e[limitsGPUPodSwapMax:]),
 			ExcessBytes:     le.Uint64(e[limitsGPUExcess:]),
 			PodExcessBytes:  le.Uint64(e[limitsGPUPodExcess:]),
+			ModuleBytes:     le.Uint64(e[limitsGPUModule:]),
 		}
 		copy(g.UUID[:], e[limitsGPUUUID:])
 		l.GPU = append(l.GPU, g)

@@ -8,7 +8,7 @@ import "time"
 // here with the C compiler's.
 const (
 	ABIMajor = 1
-	ABIMinor = 0
+	ABIMinor = 1
 
 	// LimitsMagic reads "GPUFLIM1" in memory order, LedgerMagic "GPUFLDG1".
 	LimitsMagic uint64 = 0x314d494c46555047
@@ -59,7 +59,8 @@ const (
 	limitsGPUPodSwapMax  = 0x50
 	limitsGPUExcess      = 0x58
 	limitsGPUPodExcess   = 0x60
-	limitsGPUReserved    = 0x68
+	limitsGPUModule      = 0x68
+	limitsGPUReserved    = 0x70
 	limitsGPUBytes       = 0x80
 	limitsCopyGeneration = 0x00
 	limitsCopyGPUCount   = 0x08

@@ -30,7 +30,7 @@ var mirror = map[string]uint64{
 	"limits_gpu.swap_max_bytes": limitsGPUSwapMax, "limits_gpu.pod_max_bytes": limitsGPUPodMax,
 	"limits_gpu.pod_high_bytes": limitsGPUPodHigh, "limits_gpu.pod_swap_max_bytes": limitsGPUPodSwapMax,
 	"limits_gpu.excess_bytes": limitsGPUExcess, "limits_gpu.pod_excess_bytes": limitsGPUPodExcess,
-	"limits_gpu.reserved": limitsGPUReserved, "limits_gpu": limitsGPUBytes,
+	"limits_gpu.module_bytes": limitsGPUModule, "limits_gpu.reserved": limitsGPUReserved, "limits_gpu": limitsGPUBytes,
 
 	"limits_copy.generation": limitsCopyGeneration, "limits_copy.gpu_count": limitsCopyGPUCount,
 	"limits_copy.crc32c": limitsCopyCRC, "limits_copy.gpu": limitsCopyGPU, "limits_copy": limitsCopyBytes,

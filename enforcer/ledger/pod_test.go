@@ -64,7 +64,7 @@ func addContainer(t *testing.T, p *Pod, name string, index uint32) *Container {
 }
 
 var sampleLimits = Limits{Generation: 7, GPU: []LimitsGPU{
-	{UUID: [16]byte{1, 2, 3}, Present: true, Fenced: true, TotalBytes: 16 << 30, ContextBytes: 300 << 20, MaxBytes: 4 << 30, HighBytes: Unlimited, SwapMaxBytes: 1, PodMaxBytes: 6 << 30, PodHighBytes: Unlimited, PodSwapMaxBytes: 2, ExcessBytes: 5, PodExcessBytes: 6},
+	{UUID: [16]byte{1, 2, 3}, Present: true, Fenced: true, TotalBytes: 16 << 30, ContextBytes: 300 << 20, MaxBytes: 4 << 30, HighBytes: Unlimited, SwapMaxBytes: 1, PodMaxBytes: 6 << 30, PodHighBytes: Unlimited, PodSwapMaxBytes: 2, ExcessBytes: 5, PodExcessBytes: 6, ModuleBytes: 8},
 	{},
 	{UUID: [16]byte{9}, Present: true, MaxBytes: Unlimited, PodMaxBytes: Unlimited},
 }}

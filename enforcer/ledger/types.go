@@ -62,6 +62,7 @@ type LimitsGPU struct {
 	PodSwapMaxBytes uint64
 	ExcessBytes     uint64
 	PodExcessBytes  uint64
+	ModuleBytes     uint64 // what the shim charges for a loaded module; 0: nothing, excess covers it
 }
 
 // Limits is one generation of a container's grant. GPU is indexed by the pod's index.

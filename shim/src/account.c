@@ -662,5 +662,6 @@ bool account_view(int gpu, struct account_view *view)
 	view->headroom_bytes = least(room(max, view->charged_bytes),
 				     room(pod_max, bytes_of(sum.pod_units, limit.pod_excess_bytes)));
 	view->context_bytes = limit.context_bytes;
+	view->module_bytes = limit.module_bytes;
 	return true;
 }

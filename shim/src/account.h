@@ -49,6 +49,7 @@ struct account_view {
 	uint64_t headroom_bytes; /* what may still be charged; 0 when above; UNLIMITED likewise */
 	uint64_t charged_bytes; /* container: its slots + excess */
 	uint64_t context_bytes; /* what to charge for a context */
+	uint64_t module_bytes;  /* what to charge for a loaded module; 0: nothing */
 };
 
 /* false for -1. */

@@ -195,6 +195,7 @@ bool limits_read(struct limits *l, unsigned gpu, struct limits_gpu *to)
 			to->pod_high_bytes = FIELD(g, pod_high_bytes);
 			to->excess_bytes = FIELD(g, excess_bytes);
 			to->pod_excess_bytes = FIELD(g, pod_excess_bytes);
+			to->module_bytes = FIELD(g, module_bytes);
 		}
 		if (reader_whole(&r))
 			return there;

@@ -52,6 +52,7 @@ struct limits_gpu {
 	uint64_t pod_high_bytes;
 	uint64_t excess_bytes;
 	uint64_t pod_excess_bytes;
+	uint64_t module_bytes;
 };
 
 /* False: no such entry. */

@@ -46,7 +46,7 @@ static void reads_what_was_published(void)
 	gpu[1].max_bytes = 111;
 	gpu[2] = (struct gpufence_limits_gpu){ .flags = GPUFENCE_GPU_PRESENT | GPUFENCE_GPU_FENCED, .total_bytes = 1,
 					       .context_bytes = 2, .max_bytes = 3, .high_bytes = 4, .pod_max_bytes = 5,
-					       .pod_high_bytes = 6, .excess_bytes = 7, .pod_excess_bytes = 8 };
+					       .pod_high_bytes = 6, .excess_bytes = 7, .pod_excess_bytes = 8, .module_bytes = 9 };
 	builder_uuid(2, gpu[2].uuid);
 	builder_init(&b, &(struct builder_options){ .container_index = 7 });
 	CHECK_INT(limits_open(&l, limits_path()), 0);
@@ -71,6 +71,7 @@ static void reads_what_was_published(void)
 	CHECK_U64(g.pod_high_bytes, 6);
 	CHECK_U64(g.excess_bytes, 7);
 	CHECK_U64(g.pod_excess_bytes, 8);
+	CHECK_U64(g.module_bytes, 9);
 	CHECK(!limits_read(&l, 3, &g));
 	CHECK(!limits_read(&l, 4000000, &g));
 	builder_limits(&b)->sample = 42;
