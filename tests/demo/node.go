@@ -249,6 +249,12 @@ func (n *node) makeNoShimLoader(client string) error {
 
 // startDaemon starts gpufenced and waits until it answers.
 func (n *node) startDaemon(ctx context.Context) error {
+	if n.gpufenced != nil {
+		// A step that failed may not have got as far as killing it.
+		if err := n.crash(); err != nil {
+			return err
+		}
+	}
 	env := []string{"GPUFENCE_CONFIG=" + n.config}
 	if n.real == nil {
 		env = append(env, "SIMGPU_DIR="+n.path("simgpu"))
@@ -274,7 +280,7 @@ func (n *node) startDaemon(ctx context.Context) error {
 
 // crash kills gpufenced and reaps it.
 func (n *node) crash() error {
-	if err := n.gpufenced.cmd.Process.Kill(); err != nil {
+	if err := n.gpufenced.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill gpufenced: %w", err)
 	}
 	<-n.gpufenced.done

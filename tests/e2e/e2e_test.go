@@ -249,3 +249,36 @@ func TestBrokenPolicy(t *testing.T) {
 		t.Errorf("delete --force: exit %d, %s", code, stderr)
 	}
 }
+
+// TestFailingDemoLeavesNothing: a runtime that starts nothing makes every claim fail, and still
+// everything that was started is stopped.
+func TestFailingDemoLeavesNothing(t *testing.T) {
+	tmp, err := os.MkdirTemp("", "e2e-") // short: a socket's path has 108 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(tmp)
+	if err := os.WriteFile(filepath.Join(tmp, "runc"), []byte("#!/bin/sh\necho nothing starts here >&2\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dist(t), "bin", "gpufence"), "demo")
+	cmd.Env = append(os.Environ(), "TMPDIR="+tmp, "PATH="+tmp+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "NOT HELD") {
+		t.Errorf("ended with %v: %s", err, out)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range processes {
+		// A process that has gone meanwhile has nothing to say.
+		if text, err := os.ReadFile(p); err == nil && strings.Contains(string(text), tmp) {
+			t.Errorf("%s is still there: %s", p, text)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(tmp, "gpufence-demo-*")); err != nil || len(left) > 0 {
+		t.Errorf("folders are still there: %v, %v", left, err)
+	}
+}
