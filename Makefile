@@ -20,6 +20,10 @@ SOAK_SECONDS ?= 60
 
 # Of the shim's builds for others than this machine's own programs.
 SHIM_NEEDS  := arm64-cc arm64-libc arm64-qemu
+# Of the commands that run with the shim as without.
+UNCHANGED_NEEDS = $(shell sed -n 's/^packages = \[\(.*\)\]/\1/p' tests/unchanged/commands.toml | tr -d '",' | tr ' ' '\n' | sort -u | sed 's/^/package:/')
+# Of the images that containers are started from.
+IMAGES_NEEDS := musl runc busybox
 BUILD_NEEDS := cc libc make git binutils certificates
 RUN_NEEDS   := $(BUILD_NEEDS) runc busybox
 
@@ -68,7 +72,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 	  echo "suite $$suite: $$((SECONDS - start)) s"; done
 
 test-go:
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/e2e)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/e2e -e /tests/unchanged -e /tests/images)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -76,11 +80,26 @@ test-sim:
 	@$(MAKE) -C tests/clients test OUT=$(DIST)
 
 test-shim:
-	@for part in test test-builds test-asan test-tsan; do start=$$SECONDS; \
-	  if [ $$part = test-builds ]; then \
-	    $(DEPS) --try $(SHIM_NEEDS) || { [ $$? = 3 ] && continue || exit 1; }; fi; \
-	  $(MAKE) -C shim $$part OUT=$(DIST) || exit 1; \
-	  echo "shim $$part: $$((SECONDS - start)) s"; done
+	@for part in library builds unchanged asan tsan; do \
+	  start=$$SECONDS; $(MAKE) test-shim-$$part || { echo "test-shim $$part failed after $$((SECONDS - start)) s"; exit 1; }; \
+	  echo "test-shim $$part: $$((SECONDS - start)) s"; done
+
+.PHONY: test-shim-library test-shim-builds test-shim-unchanged test-shim-images test-shim-asan test-shim-tsan
+test-shim-library:
+	@$(MAKE) -C shim test OUT=$(DIST)
+test-shim-builds:
+	@status=0; $(DEPS) --try $(SHIM_NEEDS) || status=$$?; \
+	  case $$status in 0) $(MAKE) -C shim test-builds OUT=$(DIST) ;; 3) ;; *) exit 1 ;; esac
+test-shim-unchanged: # what is missing then is skipped by the test, by name
+	@$(DEPS) --try $(UNCHANGED_NEEDS) || [ $$? = 3 ]
+	$(GOTEST) -count=1 -parallel 3 ./tests/unchanged
+test-shim-images:
+	@$(DEPS) --try $(IMAGES_NEEDS) || [ $$? = 3 ]
+	$(GOTEST) -count=1 ./tests/images
+test-shim-asan:
+	@$(MAKE) -C shim test-asan OUT=$(DIST)
+test-shim-tsan:
+	@$(MAKE) -C shim test-tsan OUT=$(DIST)
 
 test-enforcer:
 	$(GOTEST) -race ./enforcer/...
@@ -95,7 +114,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh .ci/run
+	shellcheck packaging/deps.sh tests/unchanged/enter.sh .ci/run
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
 	@$(MAKE) -C tests/clients lint

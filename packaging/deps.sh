@@ -71,6 +71,14 @@ install() {
 	# shellcheck disable=SC2086 # a list of package names
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends --no-remove $missing >"$log" 2>&1
 }
+# What one release of Debian has and another has not need not keep the others away.
+one_by_one() {
+	all=$missing failed=
+	for missing in $all; do
+		install || failed="$failed $missing"
+	done
+	missing=$failed
+}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! install; then
@@ -78,6 +86,7 @@ if ! install; then
 	apt-get update -q >>"$log" 2>&1 || true
 	if ! install; then
 		tail -n 20 "$log" >&2
+		[ $fail = 1 ] || one_by_one
 		echo "deps: ${skip}apt-get could not install:$missing" >&2
 		exit $fail
 	fi
