@@ -29,6 +29,10 @@ func MeasureCreate(ctx context.Context, opts Options, pairs int) (times CreateTi
 	if err != nil {
 		return CreateTimes{}, err
 	}
+	// Engines keep bundles, and gpufenced its state, under /run: in memory, where fsync is free.
+	if err := unix.Mount("tmpfs", n.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0711"); err != nil {
+		return CreateTimes{}, errors.Join(fmt.Errorf("mount a private /run: %w", err), os.Remove(n.dir))
+	}
 	defer func() {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 		defer cancel()
