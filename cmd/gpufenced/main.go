@@ -21,9 +21,21 @@ import (
 )
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == act.GuardCommand {
+		os.Exit(guard(os.Stdin, os.Stdout, os.Stderr, os.Args[2]))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends us at once
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+}
+
+// guard is the process that freezes for gpufenced; see [act.Guard].
+func guard(in io.Reader, out, stderr io.Writer, dir string) int {
+	if err := act.GuardMain(in, out, dir); err != nil {
+		fmt.Fprintln(stderr, "gpufence:", err)
+		return 1
+	}
+	return 0
 }
 
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {

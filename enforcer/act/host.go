@@ -454,6 +454,23 @@ func (h *Host) othersIn(c Cgroup, pid int) ([]int, error) {
 	return others, nil
 }
 
+// Parent is the cgroup above one; the root is nobody's.
+func (h *Host) Parent(c Cgroup) (Cgroup, error) {
+	up := filepath.Dir(c.Path)
+	if up == "/" || up == "." {
+		return Cgroup{}, fmt.Errorf("find parent of cgroup %s: %w", c, ErrCgroupRoot)
+	}
+	dir, err := h.dir(c.Hierarchy, up)
+	if err != nil {
+		return Cgroup{}, fmt.Errorf("find parent of cgroup %s: %w", c, err)
+	}
+	number, err := inode(dir)
+	if err != nil {
+		return Cgroup{}, fmt.Errorf("find parent of cgroup %s: %w", c, err)
+	}
+	return Cgroup{Hierarchy: c.Hierarchy, Path: up, Inode: number, BootID: h.bootID}, nil
+}
+
 // CgroupOf is the path of a process in the same hierarchy as like.
 func (h *Host) CgroupOf(pid int, like Cgroup) (string, error) {
 	paths, err := h.paths(pid)

@@ -22,6 +22,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -50,6 +51,7 @@ const (
 	waitForProof  = 5 * time.Second       // of register, for a sample that proves the watch
 	housekeeping  = time.Second           // collection of what ended, saving of counters
 	retryNVML     = time.Second
+	lostFor       = 5 * time.Second           // of failures, then new handles are asked for
 	stopTimeout   = killTimeout + time.Second // for what is in progress when we are told to stop
 	drainLimit    = time.Minute               // how long an ended container's memory is followed
 	filesInterval = time.Second               // between two writes of memory.* without a reason
@@ -69,6 +71,8 @@ type Options struct {
 	Load   func() (config.Loaded, error)
 	// Notify tells the service manager a state.
 	Notify func(state string)
+	// FreezeGuard is the program, with its arguments but the folder, that freezes; nil for this one.
+	FreezeGuard []string
 }
 
 // Daemon is gpufenced. It implements [api.Service].
@@ -108,6 +112,9 @@ type Daemon struct {
 	closed  bool
 	damaged bool       // state of containers that may run was lost
 	redo    []killTask // of kills whose signal may be missing after a restart
+
+	guard    *act.Guard // freezes what is above memory.high
+	freezing map[policy.ContainerID]*frozen
 
 	seen  seen // what fences look at, under its own lock
 	node  node
@@ -201,6 +208,12 @@ func New(opts Options) (*Daemon, error) {
 		nvmlErr: errNotAsked,
 	}
 	d.configure()
+	argv := opts.FreezeGuard
+	if argv == nil {
+		argv = []string{"/proc/self/exe", act.GuardCommand}
+	}
+	d.guard = act.NewGuard(append(slices.Clone(argv), d.frozenDir()), d.frozenDir())
+	d.freezing = map[policy.ContainerID]*frozen{}
 	d.facts = newFacts(d.host)
 	d.facts.isExempt = func(id act.Identity, comm string) bool {
 		return d.cfg.Exempted(config.Identity{Exe: id.Exe, Cgroup: id.Cgroup, Comm: comm})
@@ -214,7 +227,7 @@ func New(opts Options) (*Daemon, error) {
 	if d.bootID, err = readBootID(); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "preload")} {
+	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "preload"), d.frozenDir()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make run folder: %w", err)
 		}
@@ -236,6 +249,9 @@ func (d *Daemon) open() error {
 	}
 	if d.journal, err = journal.Open(d.cfg.StateDir, journal.Options{}); err != nil {
 		return err
+	}
+	if err := d.thawLeft(); err != nil {
+		return errors.Join(err, d.journal.Close())
 	}
 	if err := d.recover(); err != nil {
 		return errors.Join(err, d.journal.Close())
@@ -333,6 +349,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.group.Go(func() { d.runNVML(ctx) })
 	d.group.Go(func() { d.runTicks(ctx) })
 	d.group.Go(func() { d.runHousekeeping(ctx) })
+	d.group.Go(func() { d.runFreezer(ctx) })
 	<-ctx.Done()
 	done := make(chan struct{})
 	go func() {
@@ -367,6 +384,7 @@ func (d *Daemon) Close() error {
 		}
 	}
 	d.facts.close()
+	errs = append(errs, d.guard.Close())
 	errs = append(errs, d.journal.Close(), d.lock.Close())
 	return errors.Join(errs...)
 }

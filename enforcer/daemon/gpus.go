@@ -26,6 +26,8 @@ func (d *Daemon) runNVML(ctx context.Context) {
 			d.nvmlErr = err
 			d.notify()
 			d.mu.Unlock()
+		} else if d.lost() {
+			d.once("nvml-lost", d.findLost())
 		}
 		select {
 		case <-ctx.Done():
@@ -48,11 +50,43 @@ func (d *Daemon) needNVML() bool {
 		return true
 	}
 	for _, g := range d.gpus {
-		if !g.have || g.sample.Err == nil || errors.Is(g.sample.Err, gpu.ErrHung) || g.inFlight || d.mono()-g.lastKnown < 5*time.Second {
+		if !g.have || g.sample.Err == nil || errors.Is(g.sample.Err, gpu.ErrHung) || g.inFlight || d.mono()-g.lastKnown < lostFor {
 			return false
 		}
 	}
 	return true
+}
+
+// lost says whether a GPU is gone for a while, while others answer: it may be back under a new handle
+// after a reset.
+func (d *Daemon) lost() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, g := range d.gpus {
+		if g.isLost(d.mono()) {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *gpuState) isLost(now time.Duration) bool {
+	return g.have && !g.inFlight && g.sample.Err != nil && !errors.Is(g.sample.Err, gpu.ErrHung) && now-g.lastKnown >= lostFor
+}
+
+// findLost takes new handles of GPUs that are lost. NVML stays up: the others are in use.
+func (d *Daemon) findLost() error {
+	devices, err := d.lib.Devices()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, dev := range devices {
+		info := dev.Info()
+		if g := d.gpus[info.UUID]; g != nil && g.isLost(d.mono()) {
+			g.info, g.sampler = info, gpu.NewSampler(dev)
+			d.poke()
+		}
+	}
+	return err
 }
 
 // findGPUs initialises NVML and takes its devices over. A GPU that is known keeps its state.
@@ -75,12 +109,13 @@ func (d *Daemon) findGPUs(ctx context.Context) error {
 		return err
 	}
 	devices, err := d.lib.Devices()
-	if err == nil && len(devices) == 0 {
-		err = errors.New("NVML lists no GPU")
-	}
-	if err != nil {
+	if len(devices) == 0 {
+		if err == nil {
+			err = errors.New("NVML lists no GPU")
+		}
 		return errors.Join(err, d.lib.Shutdown())
 	}
+	d.once("nvml-list", err) // one broken GPU is no reason to go without the others
 	driver, err := d.lib.Driver()
 	if err != nil {
 		driver = "unknown" // shown only

@@ -78,6 +78,7 @@ type fakeGPU struct {
 	mu      sync.Mutex
 	use     map[int]uint64
 	unknown []int // pids listed without a size
+	mps     []int // pids in the MPS list, with what they use
 	extra   uint64
 	listErr map[gpu.List]error
 	memErr  error
@@ -131,11 +132,16 @@ func (g *fakeGPU) list(l gpu.List) ([]gpu.Process, time.Duration, error) {
 	if err := g.listErr[l]; err != nil {
 		return nil, 0, err
 	}
+	var out []gpu.Process
+	if l == gpu.ListMPS {
+		for _, pid := range g.mps {
+			out = append(out, gpu.Process{PID: pid, Bytes: g.use[pid], Known: true})
+		}
+	}
 	if l != gpu.ListCompute {
-		return nil, 0, nil
+		return out, 0, nil
 	}
 	g.samples++
-	var out []gpu.Process
 	for pid, b := range g.use {
 		out = append(out, gpu.Process{PID: pid, Bytes: b, Known: true})
 	}
@@ -183,6 +189,17 @@ type bench struct {
 
 	d    *Daemon
 	stop func()
+}
+
+// TestMain also is the process that freezes.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == act.GuardCommand {
+		if err := act.GuardMain(os.Stdin, os.Stdout, os.Args[2]); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
 }
 
 type logBuffer struct {
@@ -325,7 +342,12 @@ var cgroupCount int
 func (b *bench) container() *process {
 	b.t.Helper()
 	cgroupCount++
-	name := fmt.Sprintf("gpufence-test-%d-%d", os.Getpid(), cgroupCount)
+	return b.containerIn(fmt.Sprintf("gpufence-test-%d-%d", os.Getpid(), cgroupCount))
+}
+
+// containerIn starts a process in cgroups of that name.
+func (b *bench) containerIn(name string) *process {
+	b.t.Helper()
 	p := &process{done: make(chan struct{})}
 	for _, root := range []string{"/sys/fs/cgroup/freezer", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {

@@ -247,9 +247,9 @@ func (d *Daemon) resolve(req api.PrepareRequest, pol quota.Policy) (quota.Grant,
 	if err := d.noGPUs(); err != nil {
 		return none, notices, errors.Is(err, errNotAsked), err
 	}
-	infos, err := d.selectGPUs(selectors)
+	infos, err := d.selectGPUs(req, pol, parsed, selectors)
 	if err != nil {
-		return none, notices, false, err
+		return none, notices, quota.CodeOf(err) == quota.CodeGPUUnknown, err
 	}
 	for _, i := range infos {
 		none.GPUs = append(none.GPUs, d.gpus[i.UUID].quota)
@@ -287,9 +287,8 @@ func asksGPU(selectors []string) bool {
 	return slices.ContainsFunc(selectors, func(s string) bool { return s != "" && s != "none" && s != "void" })
 }
 
-// selectGPUs finds what the selectors name. "any" and "any=N" are placed where the most is left to
-// promise.
-func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, error) {
+// selectGPUs finds what the selectors name; "any" and "any=N" are placed.
+func (d *Daemon) selectGPUs(req api.PrepareRequest, pol quota.Policy, parsed quota.Request, selectors []string) ([]gpu.Info, error) {
 	count := 0
 	for _, s := range selectors {
 		if s == "any" {
@@ -303,28 +302,10 @@ func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, error) {
 		}
 	}
 	if count > 0 {
-		infos := d.infos()
-		if count > len(infos) {
-			return nil, quota.NewError(quota.CodeNoSuchGPU, "%d GPUs are asked for, this node has %d", count, len(infos))
+		if count > len(d.order) {
+			return nil, quota.NewError(quota.CodeNoSuchGPU, "%d GPUs are asked for, this node has %d", count, len(d.order))
 		}
-		left := func(i gpu.Info) uint64 {
-			var held uint64
-			for _, p := range d.reg.Pods() {
-				held += min(p.MinBytes(i.UUID), quota.Unlimited-held)
-			}
-			a := d.gpus[i.UUID].quota.AllocatableBytes
-			return a - min(a, held)
-		}
-		slices.SortStableFunc(infos, func(a, b gpu.Info) int {
-			switch la, lb := left(a), left(b); {
-			case la > lb:
-				return -1
-			case la < lb:
-				return 1
-			}
-			return 0
-		})
-		return infos[:count], nil
+		return d.place(req, pol, parsed, count)
 	}
 	infos, err := gpu.Select(d.infos(), selectors)
 	if err != nil {
@@ -337,6 +318,56 @@ func (d *Daemon) selectGPUs(selectors []string) ([]gpu.Info, error) {
 	return infos, nil
 }
 
+// place chooses GPUs for a container that takes any. One that is prepared again keeps its own.
+func (d *Daemon) place(req api.PrepareRequest, pol quota.Policy, parsed quota.Request, count int) ([]gpu.Info, error) {
+	var out []gpu.Info
+	if old := d.reg.Lookup(req.Key); old != nil && old.State == registry.Prepared && old.Fingerprint == fingerprint(req) {
+		for _, g := range old.Grant.GPUs {
+			if gs := d.gpus[g.UUID]; gs != nil {
+				out = append(out, gs.info)
+			}
+		}
+		if len(out) == count {
+			return out, nil
+		}
+		out = nil
+	}
+	pod := d.reg.Pod(registry.PodName(req.Key.Engine, req.Key.Scope, req.Pod.ID))
+	var candidates []policy.PlaceCandidate
+	for _, uuid := range d.order {
+		g := d.gpus[uuid]
+		if wait, err := d.usable(uuid); wait {
+			return nil, err // it may be the best
+		}
+		c := policy.PlaceCandidate{UUID: uuid, AvailableBytes: d.admitInput(g, pod, 0).Available()}
+		// Shares are of each GPU's own size.
+		if grant, _, err := parsed.Resolve([]quota.GPU{g.quota}, pol); err == nil && !g.info.MIG {
+			_, unusable := d.usable(uuid)
+			c.Fits = unusable == nil && d.unmanagedDenied(g) == nil && policy.Admit(d.admitInput(g, pod, d.wants(req.Key, pod, grant, uuid))) == nil
+		}
+		candidates = append(candidates, c)
+	}
+	for _, uuid := range policy.Place(candidates, count, policy.Placement(d.cfg.Placement)) {
+		out = append(out, d.gpus[uuid].info)
+	}
+	return out, nil
+}
+
+// wants is what a pod would be promised in all on a GPU with a container of that grant.
+func (d *Daemon) wants(key api.ContainerKey, pod *registry.Pod, grant quota.Grant, uuid string) uint64 {
+	sum := limits(grant.Container, uuid).Min
+	podLimits := limits(grant.Pod, uuid)
+	if pod != nil {
+		for _, c := range pod.Containers {
+			if c.Key != key && c.Holds(uuid) {
+				sum += min(c.ContainerLimits(uuid).Min, quota.Unlimited-sum)
+				podLimits = d.podLimitsWith(pod, grant, uuid)
+			}
+		}
+	}
+	return max(podLimits.Min, min(sum, podLimits.Max))
+}
+
 // admitContainer asks whether the promises of a new container can be kept. transient says that
 // waiting may help.
 func (d *Daemon) admitContainer(req api.PrepareRequest, pol quota.Policy, grant quota.Grant) (transient bool, err error) {
@@ -345,18 +376,7 @@ func (d *Daemon) admitContainer(req api.PrepareRequest, pol quota.Policy, grant 
 		if wait, err := d.usable(g.UUID); err != nil {
 			return wait, err
 		}
-		own := limits(grant.Container, g.UUID)
-		podLimits := limits(grant.Pod, g.UUID)
-		sum := own.Min
-		if pod != nil {
-			for _, c := range pod.Containers {
-				if c.Key != req.Key && c.Holds(g.UUID) {
-					sum += min(c.ContainerLimits(g.UUID).Min, quota.Unlimited-sum)
-					podLimits = d.podLimitsWith(pod, grant, g.UUID)
-				}
-			}
-		}
-		want := max(podLimits.Min, min(sum, podLimits.Max))
+		want := d.wants(req.Key, pod, grant, g.UUID)
 		if err := d.unmanagedDenied(d.gpus[g.UUID]); err != nil {
 			return false, err
 		}

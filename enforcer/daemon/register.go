@@ -209,12 +209,15 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 		return none, quota.NewError(quota.CodeProcessGone, "the container's first process %d ended while it was registered", req.PID).
 			WithHint("see why it ended, and start the container again")
 	}
-	before := *c
+	before, podCgroup := *c, c.Pod().Cgroup
+	if parent := d.podCgroup(c, cgroup); parent != nil {
+		c.Pod().Cgroup = parent
+	}
 	c.State, c.PID, c.Start, c.Cgroup, c.Level = registry.Running, proc.PID, proc.Start, &cgroup, level
 	c.StartedAt, c.Priority = d.now(), d.host.Priority(proc.PID)
 	if err := d.save(c.Pod()); err != nil {
 		pod := c.Pod()
-		*c = before
+		*c, pod.Cgroup = before, podCgroup
 		delete(d.dirty, pod.Name)
 		return none, stateError(err)
 	}
@@ -227,6 +230,25 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 	d.notify()
 	d.poke()
 	return resp, nil
+}
+
+// podCgroup is the cgroup of a container's pod: the parent of its own, if it is called after the
+// pod, nil otherwise. Only Kubernetes has such.
+func (d *Daemon) podCgroup(c *registry.Container, own act.Cgroup) *act.Cgroup {
+	uid := c.Pod().Ref.UID
+	if !c.Key.Engine.Kubernetes() || len(uid) < 8 {
+		return nil
+	}
+	parent, err := d.host.Parent(own)
+	if err != nil {
+		return nil // the root's child, or gone: then the container's life is the pod's
+	}
+	name := filepath.Base(parent.Path)
+	// systemd writes dashes as underscores.
+	if !strings.Contains(name, uid) && !strings.Contains(name, strings.ReplaceAll(uid, "-", "_")) {
+		return nil
+	}
+	return &parent
 }
 
 func firstGPU(c *registry.Container) string {
@@ -412,9 +434,20 @@ func (d *Daemon) collect() {
 				d.end(c)
 			}
 		case registry.Ended:
-			if since(now, c.EndedAt) >= d.cfg.EndedKeep && !d.draining(c) {
+			last := c.Pod().Cgroup != nil && len(c.Pod().Containers) == 1
+			if since(now, c.EndedAt) >= d.cfg.EndedKeep && !d.draining(c) && !last {
 				d.remove(c)
 			}
+		}
+	}
+	for _, p := range d.reg.Pods() {
+		if p.Cgroup == nil {
+			continue
+		}
+		if exists, err := d.host.Exists(*p.Cgroup); err == nil && !exists {
+			p.Cgroup = nil
+			d.dirty[p.Name] = true
+			d.notify() // its memory.min is free
 		}
 	}
 }

@@ -51,7 +51,8 @@ type Library interface {
 	Init() error
 	Shutdown() error
 	Driver() (string, error)
-	// Devices lists the GPUs in NVML's order.
+	// Devices lists the GPUs in NVML's order. One that cannot be described is left out and is in the
+	// error, which may come with devices.
 	Devices() ([]Device, error)
 }
 

@@ -77,6 +77,19 @@ func TestSampleMerges(t *testing.T) {
 	}
 }
 
+func TestSampleOfLostGPU(t *testing.T) {
+	d := newFake()
+	d.memErr = ErrLost
+	if s := NewSampler(d).Sample(t.Context()); s.Err != nil || !s.Complete() {
+		t.Errorf("only the memory failed: %+v", s)
+	}
+	d.errs[ListCompute] = &CallError{Call: "x", kind: ErrLost}
+	s := NewSampler(d).Sample(t.Context())
+	if !errors.Is(s.Err, ErrLost) || s.Complete() || len(s.Processes) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestSampleFailures(t *testing.T) {
 	d := newFake()
 	d.lists[ListCompute] = []Process{{1, 5, true}}

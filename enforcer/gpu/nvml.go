@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -77,18 +78,21 @@ func (l *library) Devices() ([]Device, error) {
 	mps := l.has("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses")
 	memoryV2 := l.has("nvmlDeviceGetMemoryInfo_v2")
 	var out []Device
+	var errs []error
 	for i := range n {
 		handle, r := l.nvml.DeviceGetHandleByIndex(i)
-		if err := check("nvmlDeviceGetHandleByIndex", r); err != nil {
-			return nil, fmt.Errorf("list GPU %d: %w", i, err)
-		}
+		err := check("nvmlDeviceGetHandleByIndex", r)
 		d := &device{nvml: handle, mps: mps, memoryV2: memoryV2}
-		if err := d.describe(i); err != nil {
-			return nil, fmt.Errorf("list GPU %d: %w", i, err)
+		if err == nil {
+			err = d.describe(i)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list GPU %d: %w", i, err))
+			continue
 		}
 		out = append(out, d)
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 type device struct {

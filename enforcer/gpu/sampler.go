@@ -96,6 +96,11 @@ func take(d Device) (s Sample) {
 			s.Memory, s.MemoryErr = Memory{}, fmt.Errorf("%s: %w", why, ErrNotAvailable)
 		}
 	}
+	if err := s.Failed[ListCompute]; err != nil && s.MemoryErr != nil {
+		// Nothing that matters was answered: the GPU or the driver is gone.
+		s.Err = fmt.Errorf("sample %s: %w", s.UUID, err)
+		return s
+	}
 	capacity := s.Memory.TotalBytes
 	if capacity == 0 {
 		capacity = d.Info().TotalBytes

@@ -34,6 +34,15 @@ type AdmitInput struct {
 	ChargedBytes uint64
 }
 
+// Available is what could be promised to the asking pod in all, if it is free now.
+func (in AdmitInput) Available() uint64 {
+	taken := add(add(in.UnmanagedBytes, in.UnattributedBytes), in.DyingBytes)
+	for _, o := range in.Others {
+		taken = add(taken, o.MinBytes)
+	}
+	return in.AllocatableBytes - min(in.AllocatableBytes, taken)
+}
+
 // AdmitError says what is missing.
 type AdmitError struct {
 	AdmitInput
@@ -64,8 +73,7 @@ func Admit(in AdmitInput) error {
 		return nil // nothing is promised, nothing can be broken
 	}
 	lasting := add(add(guaranteed, in.UnmanagedBytes), in.UnattributedBytes)
-	taken := add(lasting, in.DyingBytes)
-	available := in.AllocatableBytes - min(in.AllocatableBytes, taken)
+	available := in.Available()
 	if in.MinBytes > available {
 		e := &AdmitError{AdmitInput: in, WantBytes: in.MinBytes, AvailableBytes: available, GuaranteedBytes: guaranteed}
 		e.Transient = in.MinBytes <= in.AllocatableBytes-min(in.AllocatableBytes, lasting)

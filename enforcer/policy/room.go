@@ -41,18 +41,20 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 		over  uint64
 		procs []*process
 	}
-	podUse := map[PodID]uint64{}
+	podUse, podNewest := map[PodID]uint64{}, map[PodID]uint64{}
 	for _, c := range in.Containers {
 		podUse[c.Pod] = add(podUse[c.Pod], in.Newest.Containers[c.ID].SteadyBytes)
+		podNewest[c.Pod] = add(podNewest[c.Pod], in.Newest.Containers[c.ID].NVMLBytes)
 	}
 	var all []candidate
-	var gain uint64
+	var gain, newest uint64 // with what is steady, and with the newest answer alone
 	podGain := map[PodID]uint64{}
 	for _, c := range in.Containers {
 		s := in.Newest.Containers[c.ID]
 		if c.Pod == in.For || c.Mode != quota.ModeEnforce || !s.Known {
 			continue
 		}
+		newest = add(newest, min(s.NVMLBytes-min(s.NVMLBytes, c.Container.Min), podNewest[c.Pod]-min(podNewest[c.Pod], in.Guarantees[c.Pod])))
 		// What comes back is what neither its own promise nor its pod's covers.
 		own := s.SteadyBytes - min(s.SteadyBytes, c.Container.Min)
 		pod := podUse[c.Pod] - min(podUse[c.Pod], in.Guarantees[c.Pod])
@@ -73,7 +75,8 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 		gain = add(gain, more)
 	}
 	if gain < in.ShortBytes || len(all) == 0 {
-		return nil, false
+		// If it is so in the next answer, too, there will be somebody.
+		return nil, newest >= in.ShortBytes && newest > gain
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.over, a.over), cmp.Compare(a.fact.Priority, b.fact.Priority),

@@ -174,8 +174,11 @@ type Pod struct {
 	Ref    api.PodRef   `json:"ref"`
 	BootID string       `json:"boot_id"`
 	// GPUs are the UUIDs by the pod's index, which is the same in every page of the pod.
-	GPUs      []string `json:"gpus"`
-	NextIndex uint32   `json:"next_index"`
+	GPUs []string `json:"gpus"`
+	// Cgroup is the pod's own, under Kubernetes, until it is gone: so long the pod's memory.min
+	// is held, also between two lives of its containers.
+	Cgroup    *act.Cgroup `json:"cgroup,omitempty"`
+	NextIndex uint32      `json:"next_index"`
 	// Asked are the pod-level limits as its containers came with; Limits what holds now.
 	Asked  map[string]quota.Limits `json:"asked,omitempty"`
 	Limits map[string]quota.Limits `json:"limits,omitempty"`
@@ -231,9 +234,13 @@ func (p *Pod) HasPages() bool {
 }
 
 // MinBytes is what the pod is promised on a GPU: the greater of its own memory.min and the sum of
-// its containers', over those that run or are held.
+// its containers', over those that run or are held. Its own is held until the pod's cgroup is gone,
+// where it is known.
 func (p *Pod) MinBytes(uuid string) uint64 {
 	var sum, own uint64
+	if p.Cgroup != nil && p.GPUIndex(uuid) >= 0 {
+		own = p.PodLimits(uuid).Min
+	}
 	for _, c := range p.Containers {
 		if !c.Holds(uuid) {
 			continue
