@@ -54,7 +54,7 @@ func TestPrepareAndRegister(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(mounts["/etc/ld.so.preload"].Source)
-	if err != nil || string(text) != "/dev/gpufence/$LIB/libgpufence.so\n/usr/lib/libother.so\n" {
+	if err != nil || string(text) != "/usr/lib/libother.so\n/dev/gpufence/$LIB/libgpufence.so\n" {
 		t.Errorf("preload file: %q, %v", text, err)
 	}
 	page, err := ledger.ReadLimits(mounts["/dev/gpufence/limits"].Source)

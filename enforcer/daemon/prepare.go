@@ -674,14 +674,15 @@ func libraries(lib, lib32 string, wideLib bool) []library {
 	return out
 }
 
-// mergePreload is /etc/ld.so.preload as the container sees it: our line, then the image's.
+// mergePreload is /etc/ld.so.preload as the container sees it: the image's lines, then ours. Last,
+// because a program that is linked with the driver finds the driver's functions in us and goes on
+// to the driver from there: a wrapper of the image's behind us would be passed over.
 func mergePreload(shimDir, image string) (string, error) {
 	if strings.ContainsRune(image, 0) {
 		return "", quota.NewError(quota.CodePreloadFile, "the image's /etc/ld.so.preload is no text")
 	}
 	ours := shimDir + "/$LIB/libgpufence.so"
 	var b strings.Builder
-	b.WriteString(ours + "\n")
 	for line := range strings.Lines(image) {
 		line = strings.TrimRight(line, "\r\n")
 		var kept []string
@@ -701,6 +702,7 @@ func mergePreload(shimDir, image string) (string, error) {
 			b.WriteString(strings.Join(kept, " ") + "\n")
 		}
 	}
+	b.WriteString(ours + "\n")
 	return b.String(), nil
 }
 
