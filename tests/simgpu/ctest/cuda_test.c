@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "../libcuda/cuda_abi.h"
 #include "../simgpu.h"
+#include "check.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -120,23 +121,6 @@ CUresult cuModuleUnload(CUmodule);
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
 CUresult cuLaunchKernel(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
 			CUstream, void **, void **);
-
-#define MIB ((size_t)1 << 20)
-#define GIB ((size_t)1 << 30)
-#define CONTEXT (104 * MIB)
-#define CAPACITY ((16384 - 164) * MIB)
-
-static int failures;
-
-#define WANT(expr, want)                                                                                        \
-	do {                                                                                                    \
-		long long got_ = (long long)(expr), want_ = (long long)(want);                                  \
-		if (got_ != want_) {                                                                            \
-			fprintf(stderr, "%s:%d: %s is %lld, want %lld\n", __FILE__, __LINE__, #expr, got_, want_); \
-			failures++;                                                                             \
-		}                                                                                               \
-	} while (0)
-#define OK(expr) WANT(expr, CUDA_SUCCESS)
 
 static size_t used(void)
 {

@@ -22,12 +22,17 @@ import (
 
 func TestCUDA(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"cuda_test", "cuda_test_asan"} {
-		t.Run(name, func(t *testing.T) {
+	for _, tt := range []struct{ name, step string }{
+		{"cuda_test", "33554432"},
+		{"cuda_test_asan", "33554432"},
+		{"hold_test", "33554432"},
+		{"hold_test_asan", "8388608"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			dir, s := simtest.Start(t, "--gpus", "2")
-			cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/"+name))
-			cmd.Env = append(os.Environ(), "SIMGPU_DIR="+dir, "TEST_UUID1="+s.State().GPUs[1].UUID)
+			dir, s := simtest.Start(t, "--gpus", "2", "--pool-step", tt.step)
+			cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/"+tt.name))
+			cmd.Env = append(os.Environ(), "SIMGPU_DIR="+dir, "TEST_UUID1="+s.State().GPUs[1].UUID, "TEST_POOL_STEP="+tt.step)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}

@@ -333,6 +333,33 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *dev)
 	return ret;
 }
 
+/* Of ctx, or of the current context if that is NULL. */
+CUresult enter_given(CUcontext *ctx)
+{
+	CUresult ret;
+
+	if (!*ctx)
+		return enter_context(ctx);
+	ret = enter();
+	if (ret == CUDA_SUCCESS && !context_alive(*ctx)) {
+		ret = context_is(*ctx) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+		leave();
+	}
+	return ret;
+}
+
+EXPORT CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx)
+{
+	CUresult ret = enter_given(&ctx);
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	if (dev)
+		*dev = ctx->dev->ordinal;
+	leave();
+	return dev ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 EXPORT CUresult cuCtxGetFlags(unsigned int *flags)
 {
 	CUcontext ctx;
@@ -356,21 +383,6 @@ EXPORT CUresult cuCtxSetFlags(unsigned int flags)
 	ctx->flags = flags;
 	leave();
 	return CUDA_SUCCESS;
-}
-
-/* Of ctx, or of the current context if that is NULL. */
-static CUresult enter_given(CUcontext *ctx)
-{
-	CUresult ret;
-
-	if (!*ctx)
-		return enter_context(ctx);
-	ret = enter();
-	if (ret == CUDA_SUCCESS && !context_alive(*ctx)) {
-		ret = context_is(*ctx) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
-		leave();
-	}
-	return ret;
 }
 
 EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
@@ -835,4 +847,14 @@ EXPORT CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsig
 	if (!ctx)
 		return CUDA_ERROR_INVALID_HANDLE;
 	return stream_create(stream, ctx, flags, priority);
+}
+
+/* The green context that a context is the other name of, or NULL. */
+CUgreenCtx green_of(CUcontext ctx)
+{
+	CUgreenCtx g;
+
+	for (g = greens; g && g->ctx != ctx; g = g->next)
+		;
+	return g;
 }

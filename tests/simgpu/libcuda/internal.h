@@ -110,6 +110,8 @@ int driver_version(void);           /* as in 12080 */
 bool context_is(CUcontext ctx);     /* a handle that we made */
 bool context_alive(CUcontext ctx);
 CUcontext current_context(void);
+CUresult enter_given(CUcontext *ctx); /* enter, with ctx or the current one, alive */
+CUgreenCtx green_of(CUcontext ctx);
 
 /* range.c */
 void *map_device(size_t size, bool low);

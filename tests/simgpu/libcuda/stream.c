@@ -664,12 +664,40 @@ EXPORT CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext *out)
 	return cuStreamGetCtx(per_thread(stream), out);
 }
 
-EXPORT CUresult cuCtxSynchronize(void)
+/* Either the context or the green one: which it is. */
+EXPORT CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *out, CUgreenCtx *green)
+{
+	CUcontext ctx;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = out && green ? stream_context(stream, &ctx) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		*green = green_of(ctx);
+		*out = *green ? NULL : ctx;
+	}
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *out, CUgreenCtx *green)
+{
+	return cuStreamGetCtx_v2(per_thread(stream), out, green);
+}
+
+EXPORT CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
+{
+	CUcontext ctx;
+
+	return green ? cuStreamGetCtx_v2(stream, &ctx, green) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult synchronize(CUcontext ctx)
 {
 	int64_t until;
-	CUcontext ctx;
 	CUstream s;
-	CUresult ret = enter_context(&ctx);
+	CUresult ret = enter_given(&ctx);
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
@@ -682,6 +710,16 @@ EXPORT CUresult cuCtxSynchronize(void)
 	}
 	leave();
 	return ret != CUDA_SUCCESS ? ret : settle_after(ctx, until);
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+	return synchronize(NULL);
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
+{
+	return synchronize(ctx);
 }
 
 /* ---- events ------------------------------------------------------------------------ */
