@@ -1306,6 +1306,32 @@ static void context_takes_all(void)
 	WANT(cuModuleGetGlobal_v2(&p, &bytes, module, "x"), CUDA_ERROR_INVALID_HANDLE);
 }
 
+/* With the last context on a device goes what pools and graphs keep of it. */
+static void last_context(void)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params = node_of(6 * MIB);
+	CUgraphExec exec;
+	CUgraphNode node;
+	CUgraph graph;
+	CUcontext ctx;
+	CUdeviceptr p;
+
+	OK(cuCtxCreate_v2(&ctx, 0, 1));
+	OK(cuMemAllocAsync(&p, MIB, NULL));
+	OK(cuGraphCreate(&graph, 0));
+	params.poolProps.location.id = 1;
+	OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	OK(cuGraphLaunch(exec, NULL));
+	OK(cuGraphExecDestroy(exec));
+	OK(cuGraphDestroy(graph));
+	WANT(used(), CONTEXT + step + 6 * MIB);
+	OK(cuCtxDestroy_v2(ctx));
+	OK(cuCtxCreate_v2(&ctx, 0, 1));
+	WANT(used(), CONTEXT);
+	OK(cuCtxDestroy_v2(ctx));
+}
+
 /* ---- managed memory --------------------------------------------------------------------------- */
 
 static void managed(void)
@@ -1406,6 +1432,7 @@ int main(int argc, char **argv)
 	green_contexts();
 	modules();
 	context_takes_all();
+	last_context();
 	managed();
 	unsupported();
 	if (failures > 0)

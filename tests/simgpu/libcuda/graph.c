@@ -264,13 +264,10 @@ static CUresult place_live(struct place *p)
 /* The device was reset: what graphs hold of it goes. */
 void graph_memory_drop(struct device *dev)
 {
-	CUgraphExec e;
-	size_t i;
+	struct range *r;
 
-	for (e = instances; e; e = e->next)
-		for (i = 0; i < e->count; i++)
-			if (e->steps[i].place && e->steps[i].place->dev == dev && e->steps[i].place->block)
-				(void)release(range_at(e->steps[i].place->start)); /* always succeeds */
+	while ((r = range_of_kind(dev, RANGE_GRAPH)))
+		(void)release(r); /* always succeeds */
 	trim(dev);
 }
 

@@ -123,6 +123,7 @@ struct range *range_find(uintptr_t at);        /* that holds address `at` */
 struct range *range_at(uintptr_t start);       /* that begins there */
 void range_remove(struct range *r);
 void range_unmap(struct range *r);             /* its address space, if it has its own */
+struct range *range_of_kind(struct device *dev, enum range_kind kind);
 struct range *range_by_token(struct device *dev, uint64_t token);
 void ranges_forget_context(CUcontext ctx);
 bool range_covers(uintptr_t at, size_t n);     /* something accessible lies at all of it */

@@ -151,6 +151,17 @@ struct range *range_by_token(struct device *dev, uint64_t token)
 	return NULL;
 }
 
+/* Any range of that kind on dev, or NULL. */
+struct range *range_of_kind(struct device *dev, enum range_kind kind)
+{
+	struct range *r;
+
+	for (r = all; r; r = r->next)
+		if (r->kind == kind && r->dev == dev)
+			return r;
+	return NULL;
+}
+
 /* ---- shared pages ------------------------------------------------------------------ */
 
 struct small_page {
