@@ -72,7 +72,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 	  echo "suite $$suite: $$((SECONDS - start)) s"; done
 
 test-go:
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/e2e -e /tests/unchanged -e /tests/images)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/e2e -e /tests/unchanged -e /tests/images)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...

@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package coverage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpufence/gpufence/tests/node"
+	"github.com/gpufence/gpufence/tests/simgpu/simtest"
+)
+
+const (
+	mib = uint64(1) << 20
+
+	limit        = 512 * mib
+	contextBytes = 64 * mib
+	moduleBytes  = 4 * mib
+	greenBytes   = 16 * mib
+	killSlack    = 64 * mib // the default at this limit
+
+	// perProcess is how many rows a process of the client goes through.
+	perProcess = 12
+)
+
+// function is one exported variant of an entry point, as shim/cuda-functions.tsv lists them.
+type function struct {
+	symbol, base string
+	version      int
+	perThread    bool
+}
+
+// functions are all that CUDA drivers have had, by symbol.
+func functions(t *testing.T) map[string]function {
+	t.Helper()
+	text, err := os.ReadFile("../../shim/cuda-functions.tsv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]function{}
+	for line := range strings.Lines(string(text)) {
+		f := strings.Split(strings.TrimSpace(line), "\t")
+		if strings.HasPrefix(line, "#") || len(f) < 4 {
+			continue
+		}
+		version, err := strconv.Atoi(f[2])
+		if err != nil {
+			t.Fatalf("read %q: %v", line, err)
+		}
+		all[f[1]] = function{symbol: f[1], base: f[0], version: version, perThread: strings.HasSuffix(f[1], "_ptsz") || strings.HasSuffix(f[1], "_ptds")}
+	}
+	return all
+}
+
+// hooked are the CUDA symbols of the shim's table.
+func hooked(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../shim/src/table.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin, end := strings.Index(string(text), "#define TABLE_HOOKED"), strings.Index(string(text), "#define TABLE_CALLED")
+	if begin < 0 || end < begin {
+		t.Fatal("find TABLE_HOOKED in table.h")
+	}
+	var out []string
+	for _, m := range regexp.MustCompile(`ROW\(CUDA, (\w+),`).FindAllStringSubmatch(string(text)[begin:end], -1) {
+		out = append(out, m[1])
+	}
+	if len(out) < 20 {
+		t.Fatalf("only %d hooks in table.h", len(out))
+	}
+	return out
+}
+
+// Ways to find a function.
+const (
+	byName = "dlsym"
+	byProc = "cuGetProcAddress"
+)
+
+var ways = []string{byName, byProc}
+
+// cell is what one function did, found in one way, in one pass. Empty: right.
+type cell struct {
+	hooked               bool
+	limited, freed, view string
+	granted, room        uint64 // bytes taken; what was left of the limit then
+}
+
+const notRun = "not run"
+
+// granule is the size below which nothing more can be got by a row.
+func granule(row string) uint64 {
+	switch {
+	case strings.HasPrefix(row, "cuMemAllocAsync"), strings.HasPrefix(row, "cuMemAllocFromPoolAsync"):
+		return 32 * mib // a step of a pool
+	case strings.HasPrefix(row, "cuCtxCreate"), strings.HasPrefix(row, "cuDevicePrimaryCtx"):
+		return contextBytes
+	case strings.HasPrefix(row, "cuGreenCtx"):
+		return greenBytes
+	case strings.HasPrefix(row, "cuModule"), strings.HasPrefix(row, "cuLibrary"):
+		return moduleBytes
+	}
+	return 2 * mib
+}
+
+// pass is one run over all rows.
+type pass struct {
+	name    string
+	sim     []string
+	context uint64 // what one is charged until one was seen
+	awkward bool   // contexts that grow: only never above limit + slack, and nobody killed
+}
+
+var passes = []pass{
+	{name: "lag 0", context: contextBytes, sim: []string{"--nvml-lag", "0s"}},
+	{name: "lag 200 ms", context: contextBytes, sim: []string{"--nvml-lag", "200ms"}},
+	{name: "late and transient", context: contextBytes + 20*mib, sim: []string{"--nvml-lag", "200ms", "--late-bytes", "16MiB", "--late-time", "1s", "--transient-bytes", "4MiB", "--transient-time", "300ms"}, awkward: true},
+}
+
+// run is a pass under way.
+type run struct {
+	t      *testing.T
+	ctx    context.Context
+	pass   pass
+	node   *node.Node
+	c      *node.Container
+	uuid   string
+	p      *node.Process
+	rows   int // that this process has gone through
+	points int
+}
+
+func (p pass) start(t *testing.T) *run {
+	t.Helper()
+	dist := filepath.Dir(filepath.Dir(simtest.Dist(t, "clients/coverage")))
+	opts := node.Options{
+		Dist: dist,
+		Sim: append([]string{
+			"--model", "t4", "--memory", "8GiB", "--context-bytes", "64MiB", "--second-context", "100",
+			"--module-bytes", fmt.Sprint(moduleBytes), "--green-bytes", fmt.Sprint(greenBytes),
+		}, p.sim...),
+		// An upper bound until a context was seen.
+		Config: []string{fmt.Sprintf("context = \"%dMi\"", p.context/mib)},
+	}
+	n, err := node.New(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	r := &run{t: t, ctx: t.Context(), pass: p, node: n}
+	r.c, err = n.Start(t.Context(), node.Spec{
+		Name: "coverage", Limits: []string{fmt.Sprintf("memory.max=%dMi", limit/mib)}, Shim: true,
+		Program: []string{"/bin/sleep", "600"},
+		Env:     []string{"CUDA_MODULE_LOADING=EAGER"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := n.Sim.State(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.uuid = state.GPUs[0].UUID
+	return r
+}
+
+// fresh gives the next rows a process of their own, once the last one's memory is forgotten.
+func (r *run) fresh() error {
+	if r.p != nil {
+		if err := errors.Join(r.p.Kill(), r.p.Await(r.ctx)); err != nil {
+			return err
+		}
+	}
+	r.p = nil
+	err := node.Until(r.ctx, "nothing is charged", func() (bool, error) {
+		v, err := r.c.View(r.ctx)
+		return err == nil && v.GPUs[0].Current == 0 && v.GPUs[0].Ledger == 0 && v.GPUs[0].Dying == 0, err
+	})
+	if err != nil {
+		return err
+	}
+	p, err := r.c.Exec(r.ctx, true, r.node.Dist("clients/coverage"))
+	if err != nil {
+		return err
+	}
+	r.p, r.rows, r.points = p, 0, 0
+	// Until gpufenced has seen the last one's end, what it held still counts.
+	return node.Until(r.ctx, "a context can be made", func() (bool, error) {
+		reply, err := p.Ask(r.ctx, "context")
+		return err == nil && reply.OK, err
+	})
+}
+
+// held is what the simulated GPU says that the process holds, and the most since the last look.
+func (r *run) held() (now, most uint64, err error) {
+	all, err := r.node.Sim.History(r.ctx, r.p.PID)
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(all) != 1 {
+		return 0, 0, fmt.Errorf("the simulated driver knows %d processes %d", len(all), r.p.PID)
+	}
+	points := all[0].Points
+	for _, p := range points[min(r.points, len(points)):] {
+		now = p.UsedBytes + p.ManagedBytes
+		most = max(most, now)
+	}
+	if n := len(points); n > 0 {
+		now = points[n-1].UsedBytes + points[n-1].ManagedBytes
+		most = max(most, now)
+	}
+	r.points = len(points)
+	return now, most, nil
+}
+
+// view is everything that says how much memory there is.
+type view struct{ free, used uint64 }
+
+// look asks all of them, and says where they differ.
+func (r *run) look() (v view, differ string, err error) {
+	driver, err := r.p.Do(r.ctx, "view")
+	if err != nil {
+		return v, "", err
+	}
+	nvml, err := r.p.Do(r.ctx, "nvml "+r.uuid)
+	if err != nil {
+		return v, "", err
+	}
+	v = view{free: driver.FreeBytes, used: nvml.HeldBytes}
+	switch {
+	case driver.TotalBytes != limit:
+		differ = fmt.Sprintf("cuMemGetInfo total %d", driver.TotalBytes)
+	case driver.HeldBytes != limit:
+		differ = fmt.Sprintf("cuDeviceTotalMem %d", driver.HeldBytes)
+	case nvml.TotalBytes != limit:
+		differ = fmt.Sprintf("NVML total %d", nvml.TotalBytes)
+	case nvml.FreeBytes != driver.FreeBytes:
+		differ = fmt.Sprintf("free is %d to CUDA, %d to NVML", driver.FreeBytes, nvml.FreeBytes)
+	case nvml.FreeBytes+nvml.HeldBytes != limit:
+		differ = fmt.Sprintf("NVML free %d + used %d", nvml.FreeBytes, nvml.HeldBytes)
+	case nvml.Refused != 0:
+		differ = "NVML v1 and v2 differ"
+	}
+	return v, differ, nil
+}
+
+// agreed waits until gpufenced, and the container's file, say the same as the program sees.
+func (r *run) agreed(used uint64) (string, error) {
+	last := ""
+	deadline := time.Now().Add(3 * time.Second)
+	for {
+		api, err := r.c.View(r.ctx)
+		if err != nil {
+			return "", err
+		}
+		text, err := os.ReadFile(r.c.File("memory.current"))
+		if err != nil {
+			return "", err
+		}
+		f := strings.Fields(string(text))
+		switch {
+		case api.GPUs[0].Current != used:
+			last = fmt.Sprintf("inspect says %d, the program sees %d", api.GPUs[0].Current, used)
+		case len(f) == 0 || f[len(f)-1] != strconv.FormatUint(used, 10):
+			last = fmt.Sprintf("memory.current says %q, the program sees %d", f, used)
+		default:
+			return "", nil
+		}
+		if time.Now().After(deadline) {
+			return last, nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-r.ctx.Done():
+			return "", r.ctx.Err()
+		}
+	}
+}
+
+// one runs a row and judges it.
+func (r *run) one(row string, f function, way string) (c cell) {
+	c = cell{limited: notRun, freed: notRun, view: notRun}
+	broken := func(err error) cell {
+		for _, s := range []*string{&c.limited, &c.freed, &c.view} {
+			if *s == notRun {
+				*s = err.Error()
+			}
+		}
+		r.rows = perProcess // a new process for the next
+		return c
+	}
+	if r.p == nil || r.rows >= perProcess {
+		if err := r.fresh(); err != nil {
+			return broken(err)
+		}
+	}
+	r.rows++
+	base, _, err := r.held()
+	if err != nil {
+		return broken(err)
+	}
+	ask := "begin " + row + " dlsym"
+	if way == byProc {
+		flags := 0
+		if f.perThread {
+			flags = 2
+		}
+		ask = fmt.Sprintf("begin %s proc %s %d %d", row, f.base, f.version, flags)
+	}
+	begun, err := r.p.Ask(r.ctx, ask)
+	if err == nil && !begun.OK {
+		err = errors.New(begun.Why)
+	}
+	if err != nil {
+		return broken(err)
+	}
+	c.hooked = begun.Allocs == 1
+	if !c.hooked {
+		return broken(errors.New("not hooked"))
+	}
+	before, differ, err := r.look()
+	if err != nil {
+		return broken(err)
+	}
+	filled, err := r.p.Ask(r.ctx, "fill")
+	if err != nil {
+		return broken(err)
+	}
+	now, most, err := r.held()
+	if err != nil {
+		return broken(err)
+	}
+	c.granted = filled.GrantedBytes
+	bound := limit
+	if r.pass.awkward {
+		bound += killSlack
+	}
+	if now < limit {
+		c.room = limit - now
+	}
+	switch {
+	case most > bound:
+		c.limited = fmt.Sprintf("%d bytes above the limit were held", most-limit)
+	case !filled.OK:
+		c.limited = "ended otherwise: " + filled.Why
+	case !r.pass.awkward && c.room > max(granule(row), (limit-base)/1000):
+		c.limited = fmt.Sprintf("refused with %d bytes left", c.room)
+	default:
+		c.limited = ""
+	}
+	full, fullDiffer, err := r.look()
+	if err != nil {
+		return broken(err)
+	}
+	if r.pass.awkward {
+		c.view = ""
+	} else {
+		notAgreed, err := r.agreed(full.used)
+		if err != nil {
+			return broken(err)
+		}
+		c.view = first(differ, fullDiffer, notAgreed)
+		if c.view == "" && (full.used < now || full.used-now > granule(row)) {
+			c.view = fmt.Sprintf("%d are shown as used, %d are", full.used, now)
+		}
+	}
+	gave, err := r.p.Ask(r.ctx, "give")
+	if err == nil && !gave.OK {
+		err = errors.New(gave.Why)
+	}
+	if err != nil {
+		return broken(err)
+	}
+	after, _, err := r.held()
+	if err != nil {
+		return broken(err)
+	}
+	again, _, err := r.look()
+	if err != nil {
+		return broken(err)
+	}
+	switch {
+	case r.pass.awkward:
+		c.freed = "" // the context has grown meanwhile
+	case after != base:
+		c.freed = fmt.Sprintf("%d bytes are held, %d before", after, base)
+	case again != before:
+		c.freed = fmt.Sprintf("%d bytes are charged, %d before", again.used, before.used)
+	default:
+		c.freed = ""
+	}
+	if c.freed != "" {
+		r.rows = perProcess
+	}
+	if !r.p.Alive() {
+		return broken(errors.New("it was killed"))
+	}
+	return c
+}
+
+func first(all ...string) string {
+	for _, s := range all {
+		if s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// rows are the client's, read from its source.
+func rows(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("client/coverage.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, m := range regexp.MustCompile(`(?m)^\t\{ "(\w[\w/]*)", take_`).FindAllStringSubmatch(string(text), -1) {
+		out = append(out, m[1])
+	}
+	if len(out) < 20 {
+		t.Fatalf("only %d rows in the client", len(out))
+	}
+	return out
+}
+
+// symbolOf is the row's function: behind a slash stands how it is used.
+func symbolOf(row string) string {
+	name, _, _ := strings.Cut(row, "/")
+	return name
+}
+
+type key struct{ row, way, pass string }
+
+// TestCoverage runs every row in every way and every pass, prints and writes the table, and fails
+// where a cell is not right.
+func TestCoverage(t *testing.T) {
+	all, hooks := functions(t), hooked(t)
+	names := rows(t)
+	cells := map[key]cell{}
+	var mu sync.Mutex
+	t.Run("passes", func(t *testing.T) {
+		for _, p := range passes {
+			t.Run(p.name, func(t *testing.T) {
+				t.Parallel()
+				r := p.start(t)
+				for _, row := range names {
+					symbol := symbolOf(row)
+					f, known := all[symbol]
+					if !known {
+						t.Errorf("%s is no function of the driver", symbol)
+						continue
+					}
+					if !slices.Contains(hooks, symbol) {
+						continue
+					}
+					for _, way := range ways {
+						c := r.one(row, f, way)
+						mu.Lock()
+						cells[key{row, way, p.name}] = c
+						mu.Unlock()
+						for what, wrong := range map[string]string{"limited": c.limited, "freed": c.freed, "view": c.view} {
+							if wrong != "" {
+								t.Errorf("%s by %s: %s: %s", row, way, what, wrong)
+							}
+						}
+					}
+				}
+				if t.Failed() {
+					t.Log(r.node.DaemonLog())
+				}
+			})
+		}
+	})
+	table := report(names, hooks, cells)
+	t.Log("\n" + table)
+	out := filepath.Join(filepath.Dir(filepath.Dir(simtest.Dist(t, "clients/coverage"))), "shim-coverage.md")
+	if err := os.WriteFile(out, []byte(table), 0o644); err != nil {
+		t.Error(err)
+	}
+	for _, row := range names {
+		if !slices.Contains(hooks, symbolOf(row)) {
+			t.Logf("%s takes memory and is not hooked", row)
+		}
+	}
+}
+
+// report is the table in Markdown. A row that the shim does not hook has one cell that says so.
+func report(names, hooks []string, cells map[key]cell) string {
+	var b strings.Builder
+	word := func(wrong string) string {
+		if wrong == "" {
+			return "ok"
+		}
+		return "**" + strings.ReplaceAll(wrong, "|", "/") + "**"
+	}
+	fmt.Fprintf(&b, "# What the shim covers\n\nEvery entry point that takes device memory, under a limit of %d MiB on the simulated GPU. Written by tests/coverage.\n\n", limit/mib)
+	fmt.Fprintf(&b, "- limited: refused at the limit, never above it, with less than 0.1 %% or one granule left (late and transient: never above limit + slack, nobody killed)\n- freed: back at exactly what it was before, on the GPU and in the account\n- view right: cuMemGetInfo, cuDeviceTotalMem, NVML 1 and 2, memory.current and gpufence inspect agree\n\n")
+	fmt.Fprintf(&b, "| function | found by | pass | taken MiB | left MiB | limited | freed | view right |\n| --- | --- | --- | ---: | ---: | --- | --- | --- |\n")
+	for _, row := range names {
+		if !slices.Contains(hooks, symbolOf(row)) {
+			fmt.Fprintf(&b, "| %s | | | | | **not hooked** | **not hooked** | **not hooked** |\n", row)
+			continue
+		}
+		for _, way := range ways {
+			for _, p := range passes {
+				c, ok := cells[key{row, way, p.name}]
+				if !ok {
+					c = cell{limited: notRun, freed: notRun, view: notRun}
+				}
+				fmt.Fprintf(&b, "| %s | %s | %s | %.1f | %.1f | %s | %s | %s |\n", row, way, p.name,
+					float64(c.granted)/float64(mib), float64(c.room)/float64(mib), word(c.limited), word(c.freed), word(c.view))
+			}
+		}
+	}
+	return b.String()
+}
+
+// others are the hooked functions that are no row, each with the reason.
+var others = map[string]string{
+	"cuArrayDestroy":               "gives back",
+	"cuCtxDestroy":                 "gives back",
+	"cuCtxDestroy_v2":              "gives back",
+	"cuCtxDetach":                  "gives back",
+	"cuDestroyExternalMemory":      "gives back",
+	"cuDeviceGraphMemTrim":         "gives back",
+	"cuDevicePrimaryCtxRelease":    "gives back",
+	"cuDevicePrimaryCtxRelease_v2": "gives back",
+	"cuDevicePrimaryCtxReset":      "gives back",
+	"cuDevicePrimaryCtxReset_v2":   "gives back",
+	"cuDeviceTotalMem":             "shows",
+	"cuDeviceTotalMem_v2":          "shows",
+	"cuGetProcAddress":             "finds",
+	"cuGetProcAddress_ptsz":        "finds",
+	"cuGetProcAddress_v2":          "finds",
+	"cuGetProcAddress_v2_ptsz":     "finds",
+	"cuGraphDestroy":               "gives back",
+	"cuGraphDestroyNode":           "gives back",
+	"cuGraphExecDestroy":           "gives back",
+	"cuGraphicsUnregisterResource": "gives back",
+	"cuGreenCtxDestroy":            "gives back",
+	"cuInit":                       "takes nothing",
+	"cuIpcCloseMemHandle":          "gives back",
+	"cuLibraryUnload":              "gives back",
+	"cuMemFree":                    "gives back",
+	"cuMemFreeAsync":               "gives back",
+	"cuMemFreeAsync_ptsz":          "gives back",
+	"cuMemFree_v2":                 "gives back",
+	"cuMemGetInfo":                 "shows",
+	"cuMemGetInfo_v2":              "shows",
+	"cuMemMapArrayAsync":           "maps memory that cuMemCreate took",
+	"cuMemMapArrayAsync_ptsz":      "maps memory that cuMemCreate took",
+	"cuMemPoolDestroy":             "gives back",
+	"cuMemPoolTrimTo":              "gives back",
+	"cuMemRelease":                 "gives back",
+	"cuMemUnmap":                   "gives back",
+	"cuMipmappedArrayDestroy":      "gives back",
+	"cuModuleUnload":               "gives back",
+	"cuMulticastBindAddr":          "maps memory that cuMemCreate took",
+	"cuMulticastBindAddr_v2":       "maps memory that cuMemCreate took",
+	"cuMulticastBindMem":           "maps memory that cuMemCreate took",
+	"cuMulticastBindMem_v2":        "maps memory that cuMemCreate took",
+	"cuMulticastCreate":            "takes addresses only",
+	"cuMulticastUnbind":            "gives back",
+}
+
+// TestEveryHookHasARow: whoever hooks another function says here what it does to memory.
+func TestEveryHookHasARow(t *testing.T) {
+	has := map[string]bool{}
+	for _, row := range rows(t) {
+		has[symbolOf(row)] = true
+	}
+	hooks := hooked(t)
+	for _, h := range hooks {
+		if reason, ok := others[h]; ok == has[h] {
+			t.Errorf("%s: in the table %v, in others %q: exactly one of them it must be in", h, has[h], reason)
+		}
+	}
+	all := functions(t)
+	for o := range others {
+		if _, ok := all[o]; !ok {
+			t.Errorf("%s is no function of the driver", o)
+		}
+	}
+}
