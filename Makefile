@@ -80,13 +80,16 @@ test-sim:
 	@$(MAKE) -C tests/clients test OUT=$(DIST)
 
 test-shim:
-	@for part in library builds unchanged asan tsan; do \
+	@for part in library coverage builds unchanged asan tsan; do \
 	  start=$$SECONDS; $(MAKE) test-shim-$$part || { echo "test-shim $$part failed after $$((SECONDS - start)) s"; exit 1; }; \
 	  echo "test-shim $$part: $$((SECONDS - start)) s"; done
 
-.PHONY: test-shim-library test-shim-builds test-shim-unchanged test-shim-images test-shim-asan test-shim-tsan
+.PHONY: test-shim-library test-shim-coverage test-shim-builds test-shim-unchanged test-shim-images test-shim-asan test-shim-tsan
 test-shim-library:
 	@$(MAKE) -C shim test OUT=$(DIST)
+test-shim-coverage: # every function that takes memory, with its table
+	$(GOTEST) -count=1 ./tests/coverage
+	@cat $(DIST)/shim-coverage.md
 test-shim-builds:
 	@status=0; $(DEPS) --try $(SHIM_NEEDS) || status=$$?; \
 	  case $$status in 0) $(MAKE) -C shim test-builds OUT=$(DIST) ;; 3) ;; *) exit 1 ;; esac

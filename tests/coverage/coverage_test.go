@@ -262,7 +262,7 @@ func (r *run) look() (v view, differ string, err error) {
 
 // agreed waits until gpufenced, and the container's file, say the same as the program sees.
 func (r *run) agreed(used uint64) (string, error) {
-	last := ""
+	var last string
 	deadline := time.Now().Add(3 * time.Second)
 	for {
 		api, err := r.c.View(r.ctx)
