@@ -13,11 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpufence/gpufence/cmd/internal/man"
 	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/api"
-	"github.com/gpufence/gpufence/enforcer/config"
-	"github.com/gpufence/gpufence/enforcer/daemon"
-	"github.com/gpufence/gpufence/enforcer/gpu"
 )
 
 func main() {
@@ -50,50 +48,11 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
+	cmd.AddCommand(man.Command(cmd, api.BuildVersion))
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(stderr, "gpufence:", err)
 		return 1
 	}
 	return 0
-}
-
-func serve(ctx context.Context, set flags, getenv func(string) string, stderr io.Writer) (err error) {
-	hup := hangups()
-	log, err := newLogger(stderr, getenv, set.logLevel, set.logFormat)
-	if err != nil {
-		return err
-	}
-	loaded, err := config.LoadOrLastGood(set.configPath(getenv), set.stateDir)
-	if err != nil {
-		return err
-	}
-	set.apply(&loaded.Config)
-	host, err := act.NewHost("", "")
-	if err != nil {
-		return fmt.Errorf("look at the host: %w", err)
-	}
-	listener, err := daemon.SystemdListener(getenv, os.Getpid())
-	if err != nil {
-		return err
-	}
-	period, err := daemon.WatchdogPeriod(getenv, os.Getpid())
-	if err != nil {
-		return err
-	}
-	say := func(state string) { tell(log, getenv, state) }
-	d, err := daemon.New(daemon.Options{
-		Config: loaded.Config, Library: gpu.Open(loaded.Config.NVMLLibrary), Host: host, Log: log, Loaded: loaded, Load: set.load(getenv), Notify: say,
-	})
-	if err != nil {
-		return err
-	}
-	log.Info(d.Describe())
-	defer context.AfterFunc(ctx, func() { say("STOPPING=1") })()
-	go reloadOn(ctx, hup, d)
-	return closing(d, d.Serve(ctx, listener, func() {
-		say("READY=1")
-		if period > 0 {
-			go daemon.FeedWatchdog(ctx, period, d.Live, say)
-		}
-	}))
 }

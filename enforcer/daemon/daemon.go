@@ -69,6 +69,8 @@ type Options struct {
 	// Loaded is where Config came from, for who asks; Load reads it again.
 	Loaded config.Loaded
 	Load   func() (config.Loaded, error)
+	// Root is the node's file system, whose engines are watched; empty: they are not.
+	Root string
 	// Notify tells the service manager a state.
 	Notify func(state string)
 	// FreezeGuard is the program, with its arguments but the folder, that freezes; nil for this one.
@@ -349,6 +351,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.group.Go(func() { d.runNVML(ctx) })
 	d.group.Go(func() { d.runTicks(ctx) })
 	d.group.Go(func() { d.runHousekeeping(ctx) })
+	if d.node.root != "" {
+		d.group.Go(func() { d.runDrift(ctx) })
+	}
 	d.group.Go(func() { d.runFreezer(ctx) })
 	<-ctx.Done()
 	done := make(chan struct{})

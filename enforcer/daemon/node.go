@@ -49,6 +49,7 @@ type node struct {
 	load   func() (config.Loaded, error) // nil: the configuration cannot be read again
 	info   api.ConfigInfo
 	drift  []string
+	root   string // of the file system in which engines are looked for
 	notify func(string)
 
 	tickBy  atomic.Int64               // monotonic: when the next tick is due; not under mu
@@ -67,7 +68,7 @@ type problem struct {
 // journal is open, nothing runs yet.
 func (d *Daemon) beginNode(opts Options) {
 	n := &d.node
-	n.started, n.load, n.notify = d.now(), opts.Load, opts.Notify
+	n.started, n.load, n.notify, n.root = d.now(), opts.Load, opts.Notify, opts.Root
 	n.tickBy.Store(int64(d.mono()))
 	n.health.Store(&api.Health{Live: true, Why: "NVML was not asked yet"})
 	n.metrics = metrics.New(d.measurement, fmt.Sprintf("%d.%d", ledger.ABIMajor, ledger.ABIMinor))

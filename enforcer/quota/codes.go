@@ -83,6 +83,9 @@ const (
 	CodeNVMLUnavailable Code = "E1511" // NVML cannot be loaded or initialised
 	CodeQuiesced        Code = "E1512" // gpufence quiesce: no container starts until gpufence resume
 	CodeBusy            Code = "E1513" // too many ask gpufenced at one time
+	CodeNoSuchEvent     Code = "E1514" // no event has that number, or it is not kept any more
+	CodeBadManifest     Code = "E1515" // a manifest that gpufence apply cannot understand
+	CodeBundle          Code = "E1516" // gpufence support-bundle cannot write its file
 
 	CodeCgroupRoot     Code = "E1601" // the container is in the root cgroup
 	CodeCgroupShared   Code = "E1602" // its cgroup holds other processes
@@ -175,6 +178,9 @@ func Codes() []CodeInfo {
 		{CodeNVMLUnavailable, "NVML cannot be loaded or initialised"},
 		{CodeQuiesced, "gpufence quiesce: no container starts until gpufence resume"},
 		{CodeBusy, "too many ask gpufenced at one time"},
+		{CodeNoSuchEvent, "no event has that number, or it is not kept any more"},
+		{CodeBadManifest, "a manifest that gpufence apply cannot understand"},
+		{CodeBundle, "gpufence support-bundle cannot write its file"},
 		{CodeCgroupRoot, "the container is in the root cgroup"},
 		{CodeCgroupShared, "its cgroup holds other processes"},
 		{CodeCgroupOwn, "its cgroup is ours or the runtime's"},

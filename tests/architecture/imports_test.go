@@ -65,6 +65,7 @@ var mayImport = []struct {
 	{"enforcer/policy", []string{"enforcer/quota"}},
 	{"enforcer/act", nil},
 	{"enforcer/api", []string{"enforcer/quota"}},
+	{"enforcer/doctor", nil},
 	{"enforcer/metrics", []string{"enforcer/api", "enforcer/quota"}},
 	{"shim", nil},
 }

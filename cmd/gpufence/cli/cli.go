@@ -15,10 +15,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpufence/gpufence/cmd/internal/man"
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -108,7 +110,8 @@ func (a *app) root() *cobra.Command {
 		socket = config.Default().Socket
 	}
 	root.PersistentFlags().StringVar(&a.socket, "socket", socket, "gpufenced's socket; "+socketEnv+" also names it")
-	root.AddCommand(a.ps(), a.inspect(), a.set(), a.events(), a.demo(), a.version())
+	root.AddCommand(a.ps(), a.inspect(), a.set(), a.apply(os.Stdin), a.events(), a.why(), a.doctor(), a.reload(), a.quiesce(), a.resume(), a.disable(),
+		a.supportBundle(), a.demo(), a.version(), man.Command(root, api.BuildVersion))
 	return root
 }
 

@@ -47,7 +47,9 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			server := api.NewServer(&fakeDaemon{}, api.ServerOptions{ReadGID: -1})
+			server := api.NewServer(&fakeDaemon{}, api.ServerOptions{ReadGID: -1, Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Write([]byte("gpufence_build_info 1\n"))
+			})})
 			go server.Serve(l)
 			env.Defer(func() { server.Shutdown(context.Background()) })
 			if l, err = net.Listen("unix", broken); err != nil {
@@ -184,6 +186,13 @@ func (d *fakeDaemon) Events(ctx context.Context, since uint64, follow bool, emit
 			return err
 		}
 	}
+	for _, ev := range greedy() {
+		if ev.Seq > since && !follow {
+			if err := emit(&ev); err != nil {
+				return err
+			}
+		}
+	}
 	if follow {
 		return emit(&api.Event{Seq: 4, Time: time.Date(2026, 11, 30, 12, 3, 0, 0, time.UTC), Type: "ended", Container: &api.ContainerKey{ID: "dddd"}, Message: "exited"})
 	}
@@ -195,6 +204,49 @@ func (d *fakeDaemon) Version(context.Context) (api.Version, error) {
 }
 
 func (d *fakeDaemon) GPUs(context.Context) ([]api.GPUState, error) { return nil, nil }
+
+// greedy was killed, and is forgotten but by the journal.
+func greedy() []api.Event {
+	key := &api.ContainerKey{Engine: quota.EngineCRI, Scope: "k8s.io", ID: "eeee5555"}
+	pod := &api.PodRef{ID: "sandbox-greedy", Namespace: "demo", Name: "greedy-pod"}
+	at := time.Date(2026, 11, 30, 12, 5, 0, 0, time.UTC)
+	numbers := map[string]uint64{"used_bytes": 5 * gib / 2, "max_bytes": 2 * gib, "slack_bytes": 64 << 20, "threshold_bytes": 2*gib + 64<<20, "first_sample_ns": 1_000_000_000, "second_sample_ns": 1_021_000_000}
+	of := func(ev api.Event) api.Event {
+		ev.Container, ev.Pod, ev.Name, ev.GPU = key, pod, "greedy", gpuUUID
+		return ev
+	}
+	return []api.Event{
+		of(api.Event{Seq: 20, Time: at, Type: "registered", Message: "level reactive"}),
+		of(api.Event{Seq: 21, Time: at, Type: "kill-decided", ID: "k1", Message: "used 2.5 GiB > memory.max 2 GiB", Numbers: numbers, Candidates: []api.Candidate{
+			{Name: "greedy-pod/greedy", Used: 5 * gib / 2, Max: 2 * gib}, {Name: "side\x1b[2J", Used: gib, Max: quota.Unlimited}}}),
+		of(api.Event{Seq: 22, Time: at, Type: "kill", ID: "k1", Message: "used 2.5 GiB > memory.max 2 GiB", Numbers: numbers, MonotonicNS: 1_033_000_000}),
+		of(api.Event{Seq: 23, Time: at, Type: "kill-confirmed", ID: "k1", Message: "the memory of greedy came back 40ms after SIGKILL"}),
+		of(api.Event{Seq: 24, Time: at, Type: "ended", Message: "exited"}),
+		{Seq: 25, Time: at, Type: "refused", Code: "E1203", Name: "typo", Pod: &api.PodRef{Name: "typo-pod", Namespace: "demo"}, Message: `memory.max "4096" has no unit: write 4096Mi`},
+	}
+}
+
+func (d *fakeDaemon) Apply(_ context.Context, req api.ApplyRequest) (api.ApplyResponse, error) {
+	var resp api.ApplyResponse
+	for _, p := range req.Pods {
+		out := api.AppliedPod{Namespace: p.Namespace, Name: p.Name}
+		switch value := p.Annotations["gpufence.dev/memory.max"]; value {
+		case "6Gi":
+			out.Resizes = []api.AppliedResize{{Resize: api.Resize{GPU: gpuUUID, Desired: 6 * gib, Allocated: 6 * gib, Actuated: 6 * gib, Actual: 3 * gib, State: "done"}}}
+			out.Notices = []string{"the pod's limit"}
+		case "1Gi":
+			out.Resizes = []api.AppliedResize{{Container: "main", Resize: api.Resize{GPU: gpuUUID, Desired: gib, Actual: 3 * gib, State: "ResizeFailed", Why: "3 GiB in use at the deadline"}}}
+		case "4Gi":
+		default:
+			out.Error = &api.Error{Code: "E1203", Message: "memory.max has no unit"}
+		}
+		if len(p.Annotations) != 1 {
+			out.Error = &api.Error{Code: "E1099", Message: "an annotation came that is nobody's business"}
+		}
+		resp.Pods = append(resp.Pods, out)
+	}
+	return resp, nil
+}
 
 func (d *fakeDaemon) Node(context.Context) (api.Node, error) {
 	d.mu.Lock()
