@@ -17,22 +17,27 @@ void charge_refused(int gpu, const char *call, uint64_t bytes)
 	debug_line(call, "refused by memory.max", bytes);
 }
 
-bool charge_begin(struct charge *c, const char *call, enum account_counter counter, uint64_t bytes)
+bool charge_begin_on(struct charge *c, const char *call, int gpu, enum account_counter counter, uint64_t bytes)
 {
-	c->gpu = -1;
-	/* The driver refuses it itself, with its own error. */
-	if (bytes == 0)
-		return true;
-	c->gpu = device_current(&c->owner);
+	/* Nothing is refused by the driver itself, with its own error. */
+	*c = (struct charge){ .gpu = bytes == 0 ? -1 : gpu, .counter = counter };
 	if (c->gpu < 0)
 		return true;
-	c->counter = counter;
-	c->small = counter == ACCOUNT_DEVICE && bytes <= CHARGE_SMALL_BYTES;
 	c->bytes = taken(bytes);
 	if (account_reserve(c->gpu, counter, c->bytes) == 0)
 		return true;
 	charge_refused(c->gpu, call, bytes);
 	return false;
+}
+
+bool charge_begin(struct charge *c, const char *call, enum account_counter counter, uint64_t bytes)
+{
+	uint64_t owner = 0;
+	if (!charge_begin_on(c, call, bytes == 0 ? -1 : device_current(&owner), counter, bytes))
+		return false;
+	c->owner = owner;
+	c->small = counter == ACCOUNT_DEVICE && bytes <= CHARGE_SMALL_BYTES;
+	return true;
 }
 
 bool charge_settle(struct charge *c, const char *call, uint64_t bytes)

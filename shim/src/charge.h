@@ -34,6 +34,9 @@ struct charge {
  * and counted. */
 bool charge_begin(struct charge *charge, const char *call, enum account_counter counter, uint64_t bytes);
 
+/* The same on a GPU that the call itself names, in whole blocks. The caller keeps the charge. */
+bool charge_begin_on(struct charge *charge, const char *call, int gpu, enum account_counter counter, uint64_t bytes);
+
 /* Corrects the reservation to what the driver really took. False: refused. The caller frees. */
 bool charge_settle(struct charge *charge, const char *call, uint64_t bytes);
 

@@ -41,10 +41,24 @@
 	ROW(CUDA, cuMemAllocPitch, cuMemAllocPitch, 2000, ANY)                                    \
 	ROW(CUDA, cuMemAllocPitch_v2, cuMemAllocPitch, 3020, ANY)                                 \
 	ROW(CUDA, cuMemAlloc_v2, cuMemAlloc, 3020, ANY)                                           \
+	ROW(CUDA, cuMemCreate, cuMemCreate, 10020, ANY)                                           \
 	ROW(CUDA, cuMemFree, cuMemFree, 2000, ANY)                                                \
 	ROW(CUDA, cuMemFree_v2, cuMemFree, 3020, ANY)                                             \
 	ROW(CUDA, cuMemGetInfo, cuMemGetInfo, 2000, ANY)                                          \
 	ROW(CUDA, cuMemGetInfo_v2, cuMemGetInfo, 3020, ANY)                                       \
+	ROW(CUDA, cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020, ANY)     \
+	ROW(CUDA, cuMemMap, cuMemMap, 10020, ANY)                                                 \
+	ROW(CUDA, cuMemMapArrayAsync, cuMemMapArrayAsync, 11010, ANY)                             \
+	ROW(CUDA, cuMemMapArrayAsync_ptsz, cuMemMapArrayAsync, 11010, PER_THREAD)                 \
+	ROW(CUDA, cuMemRelease, cuMemRelease, 10020, ANY)                                         \
+	ROW(CUDA, cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000, ANY)           \
+	ROW(CUDA, cuMemUnmap, cuMemUnmap, 10020, ANY)                                             \
+	ROW(CUDA, cuMulticastBindAddr, cuMulticastBindAddr, 12010, ANY)                           \
+	ROW(CUDA, cuMulticastBindAddr_v2, cuMulticastBindAddr, 13010, ANY)                        \
+	ROW(CUDA, cuMulticastBindMem, cuMulticastBindMem, 12010, ANY)                             \
+	ROW(CUDA, cuMulticastBindMem_v2, cuMulticastBindMem, 13010, ANY)                          \
+	ROW(CUDA, cuMulticastCreate, cuMulticastCreate, 12010, ANY)                               \
+	ROW(CUDA, cuMulticastUnbind, cuMulticastUnbind, 12010, ANY)                               \
 	ROW(NVML, nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo, 0, ANY)                       \
 	ROW(NVML, nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, 0, ANY)
 
@@ -54,6 +68,8 @@
 	ROW(CUDA, cuCtxGetDevice, cuCtxGetDevice, 2000, ANY)                                      \
 	ROW(CUDA, cuDeviceGetUuid, cuDeviceGetUuid, 9020, ANY)                                    \
 	ROW(CUDA, cuDeviceGetUuid_v2, cuDeviceGetUuid, 11040, ANY)                                \
+	ROW(CUDA, cuMemGetAllocationPropertiesFromHandle, cuMemGetAllocationPropertiesFromHandle, 10020, ANY) \
+	ROW(CUDA, cuPointerGetAttribute, cuPointerGetAttribute, 4000, ANY)                        \
 	ROW(NVML, nvmlDeviceGetUUID, nvmlDeviceGetUUID, 0, ANY)
 
 /* The newest CUDA version whose entry points were compared with the table. */

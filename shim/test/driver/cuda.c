@@ -8,15 +8,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define API __attribute__((visibility("default")))
-#define CUDA_ERROR_NOT_INITIALIZED 3
-#define CUDA_ERROR_INVALID_DEVICE 101
-#define CUDA_ERROR_INVALID_CONTEXT 201
+#include "driver.h"
+
 #define CUDA_ERROR_NOT_FOUND 500
 
-#define DEVICES 2
 #define BLOCKS (1u << 21)
-#define BLOCK (UINT64_C(2) << 20)
 #define SMALL (UINT64_C(1) << 20)
 
 /* Where blocks of each kind lie. A block's number is in its address. */
@@ -26,11 +22,6 @@
 #define LARGE_SHIFT 21
 #define SMALL_SHIFT 9
 #define SMALL_IN_BLOCK (1u << (21 - SMALL_SHIFT))
-
-struct CUctx_st {
-	CUdevice device;
-	int primary, current_count;
-};
 
 enum kind { LARGE, LITTLE, OLD, KINDS };
 
@@ -48,52 +39,36 @@ static struct {
 	uint32_t living[BLOCKS / SMALL_IN_BLOCK]; /* of small ones */
 } heaps[KINDS] = { { .lock = PTHREAD_MUTEX_INITIALIZER }, { .lock = PTHREAD_MUTEX_INITIALIZER }, { .lock = PTHREAD_MUTEX_INITIALIZER } };
 
-static _Atomic uint64_t live, managed, total = FAKE_TOTAL, pitch_unit = 512;
+_Atomic uint64_t live, managed;
+static _Atomic uint64_t total = FAKE_TOTAL, pitch_unit = 512;
 static _Atomic int initialised, internal, driver_version = 12080;
-static _Thread_local struct CUctx_st *current;
+_Thread_local struct CUctx_st *current;
 static struct CUctx_st primaries[DEVICES];
 static int references[DEVICES];
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- recording ---- */
 
-#define NAMES 128
-static struct {
-	const char *symbol;
-	_Atomic unsigned long calls;
-	_Atomic int failure; /* 0: none */
-} records[NAMES];
+#define NAMES 512
+struct record records[NAMES];
 static _Atomic int names;
-static _Thread_local const char *last;
+_Thread_local const char *last;
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int number(const char *symbol)
+int number(const char *symbol)
 {
 	for (int i = 0; i < names; i++)
 		if (strcmp(records[i].symbol, symbol) == 0)
 			return i;
 	pthread_mutex_lock(&names_lock);
 	int n = names;
+	if (n == NAMES)
+		abort();
 	records[n].symbol = symbol; /* a literal of ours, or of a test that stays */
 	names = n + 1;
 	pthread_mutex_unlock(&names_lock);
 	return n;
 }
-
-/* Each function finds its number once. */
-#define ENTER()                                                                       \
-	do {                                                                          \
-		static _Atomic int mine;                                              \
-		if (mine == 0)                                                        \
-			mine = number(__func__) + 1;                                  \
-		last = __func__;                                                      \
-		atomic_fetch_add_explicit(&records[mine - 1].calls, 1, memory_order_relaxed); \
-		if (atomic_load_explicit(&records[mine - 1].failure, memory_order_relaxed) != 0) { \
-			int failure_ = atomic_exchange(&records[mine - 1].failure, 0); \
-			if (failure_ != 0)                                            \
-				return failure_;                                      \
-		}                                                                     \
-	} while (0)
 
 API const char *fake_last(void) { return last; }
 API unsigned long fake_calls(const char *symbol) { return records[number(symbol)].calls; }
@@ -107,7 +82,7 @@ API void fake_set_version(int version) { driver_version = version; }
 
 /* ---- memory ---- */
 
-static int take_bytes(uint64_t bytes)
+int take_bytes(uint64_t bytes)
 {
 	uint64_t before = atomic_fetch_add(&live, bytes);
 	if (before + bytes <= total && before + bytes >= before)
@@ -116,7 +91,7 @@ static int take_bytes(uint64_t bytes)
 	return 0;
 }
 
-static uint64_t whole(uint64_t bytes) { return (bytes + BLOCK - 1) / BLOCK * BLOCK; }
+uint64_t whole(uint64_t bytes) { return (bytes + BLOCK - 1) / BLOCK * BLOCK; }
 
 static int allocate(enum kind kind, uint64_t bytes, int is_managed, uint64_t *pointer)
 {
@@ -605,6 +580,17 @@ INTERNAL(cuCtxCreate_v4, (CUcontext * c, CUctxCreateParams *p, unsigned int f, C
 API fn_cuGetProcAddress cuGetProcAddress;
 API fn_cuGetProcAddress_v2 cuGetProcAddress_v2;
 
+/* Whatever the shim hooks. */
+#define DECLARE_NVML(symbol)
+#define DECLARE_CUDA(symbol) API fn_##symbol symbol;
+#define DECLARE(library, symbol, name, version, stream) DECLARE_##library(symbol)
+TABLE_HOOKED(DECLARE)
+#define FLAG_ANY 0
+#define FLAG_PER_THREAD CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+#define ROW_NVML(name, symbol, version, stream)
+#define ROW_CUDA(name, symbol, version, stream) ADDRESS(name, symbol, version, FLAG_##stream),
+#define HOOKED_ROW(library, symbol, name, version, stream) ROW_##library(name, symbol, version, stream)
+
 #define ADDRESS(name, symbol, version, flags) { #name, #symbol, (function *)symbol, NULL, version, flags }
 #define TWO_WAYS(name, symbol, version) { #name, #symbol, (function *)symbol, (function *)internal_##symbol, version, 0 }
 static const struct address {
@@ -647,6 +633,7 @@ static const struct address {
 	ADDRESS(cuGetExportTable, cuGetExportTable, 3000, 0),
 	ADDRESS(cuGetProcAddress, cuGetProcAddress, 11030, 0),
 	ADDRESS(cuGetProcAddress, cuGetProcAddress_v2, 12000, 0),
+	TABLE_HOOKED(HOOKED_ROW)
 };
 #define LIST (sizeof list / sizeof list[0])
 

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* driver.h: what the parts of the recording driver share. */
+#ifndef DRIVER_H
+#define DRIVER_H
+
+#include <stdatomic.h>
+
+#include "../../src/table.h"
+#include "fake.h"
+
+#define API __attribute__((visibility("default")))
+#define CUDA_ERROR_NOT_INITIALIZED 3
+#define CUDA_ERROR_INVALID_DEVICE 101
+#define CUDA_ERROR_INVALID_CONTEXT 201
+#define CUDA_ERROR_INVALID_HANDLE 400
+
+#define DEVICES 2
+#define BLOCK (UINT64_C(2) << 20)
+
+struct CUctx_st {
+	CUdevice device;
+	int attached;   /* cuCtxAttach, beyond the first */
+	int green;
+};
+
+extern _Thread_local struct CUctx_st *current;
+
+/* What is on the GPU. take_bytes: 0: it is full. */
+extern _Atomic uint64_t live, managed;
+int take_bytes(uint64_t bytes);
+uint64_t whole(uint64_t bytes);
+
+struct record {
+	const char *symbol;
+	_Atomic unsigned long calls;
+	_Atomic int failure; /* 0: none */
+};
+extern struct record records[];
+extern _Thread_local const char *last;
+int number(const char *symbol);
+
+/* Each function finds its number once. */
+#define ENTER()                                                                       \
+	do {                                                                          \
+		static _Atomic int mine;                                              \
+		if (mine == 0)                                                        \
+			mine = number(__func__) + 1;                                  \
+		last = __func__;                                                      \
+		atomic_fetch_add_explicit(&records[mine - 1].calls, 1, memory_order_relaxed); \
+		if (atomic_load_explicit(&records[mine - 1].failure, memory_order_relaxed) != 0) { \
+			int failure_ = atomic_exchange(&records[mine - 1].failure, 0); \
+			if (failure_ != 0)                                            \
+				return failure_;                                      \
+		}                                                                     \
+	} while (0)
+
+#endif
