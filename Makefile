@@ -80,7 +80,7 @@ test-sim:
 	@$(MAKE) -C tests/clients test OUT=$(DIST)
 
 test-shim:
-	@for part in library coverage builds unchanged asan tsan; do \
+	@for part in library coverage builds images unchanged asan tsan; do \
 	  start=$$SECONDS; $(MAKE) test-shim-$$part || { echo "test-shim $$part failed after $$((SECONDS - start)) s"; exit 1; }; \
 	  echo "test-shim $$part: $$((SECONDS - start)) s"; done
 
@@ -117,7 +117,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh tests/unchanged/enter.sh .ci/run
+	shellcheck packaging/deps.sh tests/unchanged/enter.sh tests/images/fetch.sh .ci/run
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
 	@$(MAKE) -C tests/clients lint

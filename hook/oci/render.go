@@ -160,14 +160,25 @@ func isOurSource(source string, files []plan.File, runDir string) bool {
 	})
 }
 
-// bindMount is one of our files. A page that tenants write can neither be executed nor hold a
-// device; the library must be executable.
+// bindMount is one of our files. None holds a device, and only libraries are executable: the pages
+// come from a file system that forbids it, and in a user namespace the runtime may not lift that.
 func bindMount(f plan.File) specs.Mount {
-	options := []string{"bind", "private", "nosuid", "nodev", "ro"}
+	options := []string{"bind", "private", "nosuid", "nodev"}
+	if !isLibrary(f.Destination) {
+		options = append(options, "noexec")
+	}
 	if f.Writable {
-		options = []string{"bind", "private", "nosuid", "nodev", "noexec", "rw"}
+		options = append(options, "rw")
+	} else {
+		options = append(options, "ro")
 	}
 	return specs.Mount{Destination: f.Destination, Type: "bind", Source: f.Source, Options: options}
+}
+
+// isLibrary says whether a file is loaded into programs, by its name.
+func isLibrary(name string) bool {
+	name = path.Base(name)
+	return name != path.Base(preloadPath) && (strings.HasSuffix(name, ".so") || strings.Contains(name, ".so."))
 }
 
 // renderHooks adds our hooks behind the ones that are there, once: one with our program and
