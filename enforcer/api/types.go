@@ -137,7 +137,12 @@ type Container struct {
 	GPUs       []ContainerGPU `json:"gpus"`
 	Fences     []Fence        `json:"fences"`
 	Resize     *Resize        `json:"resize,omitempty"`
-	Processes  []Process      `json:"processes,omitempty"`
+	// Generation grows with every change of a limit, ChangedBy is what made the last one: set,
+	// apply; empty for the limits that it started with.
+	Generation uint64     `json:"generation"`
+	ChangedBy  string     `json:"changed_by,omitempty"`
+	ChangedAt  *time.Time `json:"changed_at,omitempty"`
+	Processes  []Process  `json:"processes,omitempty"`
 }
 
 // ContainerGPU is one row: a container on a GPU. Sizes in bytes; Unlimited is 2^64-1.

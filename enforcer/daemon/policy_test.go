@@ -392,7 +392,7 @@ func (b *bench) high(id string, bytes uint64) {
 	}
 	l := c.ContainerLimits(uuid0)
 	l.High = bytes
-	setLimits(c.Pod(), c, uuid0, policy.Level{Container: c.ID()}, l)
+	b.d.setLimits(c.Pod(), uuid0, policy.Level{Container: c.ID()}, l)
 }
 
 func TestFreezeAboveHigh(t *testing.T) {

@@ -391,6 +391,7 @@ func (d *Daemon) housekeep() {
 		return
 	}
 	d.collect()
+	d.goOn()
 	if err := d.saveDirty(); err == nil {
 		for _, p := range d.reg.Pods() {
 			d.writeFiles(p, false)

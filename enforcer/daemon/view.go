@@ -53,6 +53,7 @@ func (d *Daemon) view(c *registry.Container) api.Container {
 		Key: c.Key, Pod: p.Ref, Name: c.Name, State: string(c.State), PID: c.PID,
 		Mode: d.modeOf(c), Level: c.Level, Require: c.Grant.Require, OOMGroup: c.Grant.OOMGroup,
 		PreparedAt: c.PreparedAt, StartedAt: timeOrNil(c.StartedAt), EndedAt: timeOrNil(c.EndedAt), EndReason: c.EndReason,
+		Generation: c.Generation, ChangedBy: c.ChangedBy, ChangedAt: timeOrNil(c.ChangedAt),
 		GPUs: []api.ContainerGPU{}, Fences: []api.Fence{},
 	}
 	if c.Cgroup != nil {

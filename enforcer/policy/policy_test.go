@@ -876,6 +876,22 @@ func TestDevice(t *testing.T) {
 	}
 }
 
+func TestStage(t *testing.T) {
+	pod, own := Level{Pod: "p"}, Level{Container: "c"}
+	for _, c := range []struct {
+		level        Level
+		old, desired uint64
+		want         int
+	}{
+		{pod, 4, 8, 0}, {pod, 4, 4, 0}, {pod, 4, quota.Unlimited, 0}, {own, 8, 4, 1}, {own, quota.Unlimited, 4, 1},
+		{pod, 8, 4, 2}, {own, 4, 8, 3}, {own, 4, 4, 3},
+	} {
+		if got := Stage(c.level, c.old, c.desired); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
 func TestResizeGrow(t *testing.T) {
 	w := newWorld(t, container("a", 4*gib))
 	w.bare(1, "a", 4*gib)

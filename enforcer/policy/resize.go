@@ -51,6 +51,21 @@ const (
 // one may be of a moment between two allocations.
 const resizeFits = 2
 
+// Stage is when a change of one level has its turn among several of a pod: the pod grows first, then
+// containers shrink, then the pod, then containers grow. So no container ever has more than its pod,
+// and nobody is squeezed on the way.
+func Stage(level Level, old, desired uint64) int {
+	switch pod, grows := level.Pod != "", desired >= old; {
+	case pod && grows:
+		return 0
+	case !pod && !grows:
+		return 1
+	case pod:
+		return 2
+	}
+	return 3
+}
+
 // ResizeChange is a resize that ended. When it is done, the grant becomes Desired; when it
 // failed, the grant is Old, as it was all the time.
 type ResizeChange struct{ Resize Resize }

@@ -94,6 +94,10 @@ type Container struct {
 	// was made, Pod.Limits is what it has.
 	Grant      quota.Grant `json:"grant"`
 	Generation uint64      `json:"generation"` // of the limits page
+	// ChangedBy is what changed its limits last (set, apply), ChangedAt when; empty while they
+	// are those that it started with.
+	ChangedBy string    `json:"changed_by,omitempty"`
+	ChangedAt time.Time `json:"changed_at,omitzero"`
 	// Fingerprint of the request that it was prepared for.
 	Fingerprint string `json:"fingerprint"`
 	// Answer is what prepare said, without the grant, to say it again.
@@ -187,8 +191,22 @@ type Pod struct {
 	Counters     map[string]*PodCounters `json:"counters,omitempty"` // by GPU UUID
 	Totals       *ledger.Totals          `json:"totals,omitempty"`
 	// Resizes are the pending ones, by GPU UUID, of the pod and of its containers.
-	Resizes    map[string][]policy.Resize `json:"resizes,omitempty"`
-	Containers []*Container               `json:"containers"`
+	Resizes map[string][]policy.Resize `json:"resizes,omitempty"`
+	// Planned are those that have not begun.
+	Planned    []Planned    `json:"planned,omitempty"`
+	Containers []*Container `json:"containers"`
+}
+
+// Planned is a change of a limit that waits for others of its pod.
+type Planned struct {
+	Stage    int           `json:"stage"`
+	GPU      string        `json:"gpu"`
+	Level    policy.Level  `json:"level"`
+	Limits   quota.Limits  `json:"limits"`
+	Deadline time.Duration `json:"deadline"` // from its beginning
+	Force    bool          `json:"force,omitempty"`
+	Source   string        `json:"source"`
+	Begun    bool          `json:"begun,omitempty"` // an earlier stage has begun
 }
 
 // ID names the pod in this gpufenced and the next.

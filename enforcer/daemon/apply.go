@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"slices"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+var _ api.Applier = (*Daemon)(nil)
+
+// maxApplyPods bounds one request.
+const maxApplyPods = 10000
+
+// Apply implements [api.Applier].
+func (d *Daemon) Apply(ctx context.Context, req api.ApplyRequest) (api.ApplyResponse, error) {
+	resp := api.ApplyResponse{Pods: []api.AppliedPod{}}
+	if len(req.Pods) > maxApplyPods {
+		return resp, quota.NewError(quota.CodeBadRequest, "%d pods in one request are more than %d", len(req.Pods), maxApplyPods)
+	}
+	d.mu.Lock()
+	deadline, err := d.resizeDeadline(req.DeadlineMillis)
+	d.mu.Unlock()
+	if err != nil {
+		return resp, err
+	}
+	var all [][]startedResize
+	for _, pod := range req.Pods {
+		d.mu.Lock()
+		started, notices, err := d.beginApply(pod, order{"apply", deadline, req.Force})
+		d.mu.Unlock()
+		applied := api.AppliedPod{Namespace: pod.Namespace, Name: pod.Name, Notices: notices}
+		if err != nil {
+			applied.Error = api.ErrorOf(err)
+		}
+		resp.Pods = append(resp.Pods, applied)
+		all = append(all, started)
+	}
+	for i, started := range all {
+		for _, f := range d.follow(ctx, started, req.Wait) {
+			resp.Pods[i].Resizes = append(resp.Pods[i].Resizes, api.AppliedResize{Container: f.name, Resize: f.view})
+		}
+	}
+	return resp, nil
+}
+
+// beginApply changes what a pod's annotations say otherwise than its limits are. The caller holds
+// mu.
+func (d *Daemon) beginApply(pod api.ApplyPod, req order) ([]startedResize, []string, error) {
+	if d.closed {
+		return nil, nil, quota.NewError(quota.CodeUnreachable, "gpufenced is stopping").WithHint("start it again")
+	}
+	p, err := d.findPod(pod)
+	if err != nil {
+		return nil, nil, err
+	}
+	pol := d.cfg.Policy.For(p.Ref.Namespace)
+	var changes []change
+	var notices []string
+	for _, c := range p.Containers {
+		if c.State != registry.Running {
+			continue
+		}
+		parsed, notes, err := quota.Parse(quota.Subject{
+			Engine: c.Key.Engine, Namespace: p.Ref.Namespace, Pod: p.Ref.Name, Container: c.Name, Annotations: pod.Annotations, HasGPU: true,
+		}, pol)
+		if err != nil {
+			return nil, nil, err
+		}
+		grant, more, err := parsed.Resolve(c.Grant.GPUs, pol)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, n := range slices.Concat(texts(notes), texts(more)) {
+			if !slices.Contains(notices, n) {
+				notices = append(notices, n)
+			}
+		}
+		if grant.OOMGroup != c.Grant.OOMGroup {
+			return nil, nil, notSettable(quota.KeyOOMGroup, c)
+		}
+		if grant.Require != c.Grant.Require {
+			return nil, nil, notSettable(quota.KeyRequire, c)
+		}
+		for _, g := range c.Grant.GPUs {
+			for _, ch := range []change{
+				{g.UUID, policy.Level{Pod: p.ID()}, p.PodLimits(g.UUID), limits(grant.Pod, g.UUID)},
+				{g.UUID, policy.Level{Container: c.ID()}, c.ContainerLimits(g.UUID), limits(grant.Container, g.UUID)},
+			} {
+				differs, err := d.settable(c, ch, pol)
+				if err != nil {
+					return nil, nil, err
+				}
+				// The pod's is the same from each of its containers.
+				if differs && !slices.Contains(changes, ch) {
+					changes = append(changes, ch)
+				}
+			}
+		}
+	}
+	if len(changes) == 0 {
+		return nil, notices, nil
+	}
+	started, err := d.begin(p, changes, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	return started, append(notices, "a container of the pod that is started again goes back to the annotations that its sandbox was made with"), nil
+}
+
+// settable says whether memory.max is to change, and refuses what cannot change in a container that
+// runs.
+func (d *Daemon) settable(c *registry.Container, ch change, pol quota.Policy) (bool, error) {
+	target := ch.old.Max
+	if r := d.pendingResize(ch.uuid, ch.level); r != nil {
+		target = r.Desired
+	}
+	most := quota.Unlimited
+	if g := d.gpus[ch.uuid]; g != nil {
+		most = g.quota.AllocatableBytes
+	}
+	if ch.level.Container != "" {
+		most = min(most, c.Pod().PodLimits(ch.uuid).Max)
+	}
+	follows := withMax(ch.old, ch.now.Max, most, pol.Overcommit).Min
+	none := func(l quota.Limits) bool { return l.Max == quota.Unlimited && l.Min == 0 }
+	if none(ch.old) && none(ch.now) {
+		return false, nil
+	}
+	swap := ch.old.SwapMax != ch.now.SwapMax && !none(ch.old) && !none(ch.now)
+	switch {
+	case ch.old.High != ch.now.High:
+		return false, notSettable(quota.KeyMemoryHigh, c)
+	case swap:
+		return false, notSettable(quota.KeyMemorySwapMax, c)
+	case ch.old.Min != ch.now.Min && ch.now.Min != follows && ch.old.Max == ch.now.Max:
+		return false, notSettable(quota.KeyMemoryMin, c)
+	}
+	return target != ch.now.Max, nil
+}
+
+func notSettable(key string, c *registry.Container) error {
+	return quota.NewError(quota.CodeNotSettable, "%s of %s cannot be changed while the container runs", key, c.Display()).
+		WithHint("change %s only, or start the pod again", quota.KeyMemoryMax)
+}
+
+// findPod finds the pod that a manifest names among those that run here.
+func (d *Daemon) findPod(pod api.ApplyPod) (*registry.Pod, error) {
+	var found []*registry.Pod
+	for _, p := range d.reg.Pods() {
+		runs := slices.ContainsFunc(p.Containers, func(c *registry.Container) bool { return c.State == registry.Running })
+		if runs && p.Ref.Namespace == pod.Namespace && p.Ref.Name == pod.Name && (pod.UID == "" || p.Ref.UID == pod.UID) {
+			found = append(found, p)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return nil, quota.NewError(quota.CodeNoSuchContainer, "no container of pod %.100s/%.100s runs with a GPU on this node", pod.Namespace, pod.Name).
+			WithHint("`gpufence ps --all` lists them")
+	}
+	return nil, quota.NewError(quota.CodeAmbiguousName, "%d sandboxes of pod %.100s/%.100s run on this node", len(found), pod.Namespace, pod.Name).
+		WithHint("put the pod's uid into the manifest")
+}
