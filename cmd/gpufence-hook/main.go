@@ -27,7 +27,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stderr io.Writer) 
 	if path == config.DefaultPath {
 		path = "" // may be missing
 	}
-	cfg, err := config.Load(path)
+	loaded, err := config.LoadOrLastGood(path, "")
+	cfg := loaded.Config
 	if err != nil {
 		// The wrapper read it a moment ago, or the container is long running: its arguments
 		// say which socket, and the defaults say how long to wait.
@@ -35,7 +36,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stderr io.Writer) 
 	}
 	return oci.Hook{
 		Args:     parsed,
-		Settings: oci.Settings{Socket: cfg.Socket, WaitSocket: cfg.WaitSocket},
+		Settings: oci.Settings{Socket: cfg.Socket, WaitSocket: cfg.WaitSocket, FailOpen: cfg.FailOpen},
 		Stdin:    stdin,
 		Stderr:   stderr,
 	}.Run(ctx)

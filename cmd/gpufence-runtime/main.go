@@ -19,10 +19,13 @@ func main() { os.Exit(run(context.Background(), os.Args, os.Environ(), os.Stderr
 
 func run(ctx context.Context, args, env []string, stderr io.Writer) int {
 	path := os.Getenv("GPUFENCE_CONFIG")
-	cfg, err := config.Load(path)
+	loaded, err := config.LoadOrLastGood(path, "")
+	cfg, notice := loaded.Config, ""
 	if err != nil {
 		// Containers that run must still be stopped and deleted.
 		cfg = config.Default()
+	} else if loaded.FileErr != nil {
+		notice = loaded.FileErr.Error() + "; what was last in force of it holds"
 	}
 	if path == "" {
 		path = config.DefaultPath
@@ -42,6 +45,8 @@ func run(ctx context.Context, args, env []string, stderr io.Writer) int {
 			HookPath:    cfg.HookPath,
 			CDISpecDirs: cfg.CDISpecDirs,
 			WaitSocket:  cfg.WaitSocket,
+			FailOpen:    cfg.FailOpen,
+			Notice:      notice,
 		},
 		SettingsErr: err,
 		Exec:        syscall.Exec,

@@ -147,7 +147,7 @@ func (h Hook) Run(ctx context.Context) int {
 		return 0
 	}
 	fmt.Fprintln(h.Stderr, oneLine(Sentence(err)))
-	if h.Args.Stage == "poststop" || h.Args.BestEffort {
+	if h.Args.Stage == "poststop" || h.Args.BestEffort || h.Settings.failsOpen(err) {
 		return 0 // gpufenced also finds out by itself: the container's cgroup is gone
 	}
 	return 1

@@ -84,6 +84,7 @@ func TestHook(t *testing.T) {
 		name   string
 		stage  string
 		best   bool
+		open   bool // fail-open
 		stdin  string
 		refuse error
 		hang   time.Duration
@@ -95,6 +96,9 @@ func TestHook(t *testing.T) {
 		{name: "older runtimes", stage: "prestart", stdin: state},
 		{name: "refused", stage: "createRuntime", stdin: state, refuse: refusal, exit: 1, stderr: "gpufence: E1602 the cgroup of container c1"},
 		{name: "down", stage: "createRuntime", stdin: state, down: true, exit: 1, stderr: down},
+		{name: "fail open, down", stage: "createRuntime", open: true, stdin: state, down: true, stderr: down},
+		{name: "fail open, refused", stage: "createRuntime", open: true, stdin: state, refuse: refusal, exit: 1, stderr: "E1602"},
+		{name: "fail open, garbage", stage: "createRuntime", open: true, stdin: "garbage", exit: 1, stderr: "E1009"},
 		{name: "garbage", stage: "createRuntime", stdin: "garbage", exit: 1, stderr: "gpufence: E1009 "},
 		{name: "pid 0", stage: "createRuntime", stdin: `{"id":"c1","pid":0}`, exit: 1, stderr: "gpufence: E1009 "},
 		{name: "best effort, refused", stage: "createRuntime", best: true, stdin: state, refuse: refusal, stderr: "E1602"},
@@ -116,7 +120,7 @@ func TestHook(t *testing.T) {
 			}
 			var stderr bytes.Buffer
 			exit := Hook{
-				Args: args, Settings: Settings{WaitSocket: 30 * time.Millisecond}, Stdin: strings.NewReader(test.stdin), Stderr: &stderr,
+				Args: args, Settings: Settings{WaitSocket: 30 * time.Millisecond, FailOpen: test.open}, Stdin: strings.NewReader(test.stdin), Stderr: &stderr,
 			}.Run(t.Context())
 			if exit != test.exit {
 				t.Errorf("exit %d", exit)

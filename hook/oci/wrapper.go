@@ -4,6 +4,7 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,6 +28,11 @@ type Settings struct {
 	HookPath    string // "": beside the wrapper
 	CDISpecDirs []string
 	WaitSocket  time.Duration // how long to wait for somebody to listen on Socket
+	// FailOpen lets a container start without a limit where gpufenced does not answer.
+	FailOpen bool
+	// Notice is said with every container that is created: that config.toml is wrong, and what
+	// was last in force of it holds.
+	Notice string
 }
 
 // answerTime is what gpufenced has for its answer once it accepted the connection: admission
@@ -74,7 +80,14 @@ func (w Wrapper) Run(ctx context.Context) int {
 		return 1
 	}
 	if err == nil && cmd.Creates() {
+		if w.Settings.Notice != "" {
+			log.notice(Sentence(fmt.Errorf("%s", w.Settings.Notice)))
+		}
 		err = w.create(ctx, cmd, engine, log)
+	}
+	if err != nil && w.Settings.failsOpen(err) {
+		log.notice(Sentence(err) + " (started WITHOUT ANY LIMIT: fail-open = true)")
+		err = nil
 	}
 	if err != nil {
 		if w.mode(err) == quota.ModeEnforce {
@@ -88,6 +101,11 @@ func (w Wrapper) Run(ctx context.Context) int {
 		log.failed(Sentence(quota.NewError(quota.CodeRuntimeExec, "cannot execute the low-level runtime %s: %w", runtime, err)))
 	}
 	return 1
+}
+
+// failsOpen says whether an error is no reason to hold a container up.
+func (s Settings) failsOpen(err error) bool {
+	return s.FailOpen && errors.Is(err, api.ErrUnreachable)
 }
 
 // modeError carries the mode that holds for the container which failed.

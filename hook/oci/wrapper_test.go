@@ -322,6 +322,35 @@ func TestCreateKeepsTheOldFileWhenRefused(t *testing.T) {
 	}
 }
 
+// fail-open lets start what gpufenced does not answer for, and nothing else; it is loud.
+func TestFailOpen(t *testing.T) {
+	limited := podConfig(`"gpufence.dev/memory.max":"4Gi"`)
+	b, _ := gpuBench(t, limited)
+	b.w.Settings.Socket, b.w.Settings.FailOpen, b.w.Settings.Notice = "/none/s", true, "config.toml is wrong"
+	if !b.create() {
+		t.Fatal(b.stderr.String())
+	}
+	got := b.logged("warning")
+	if len(got) != 2 || got[0] != "gpufence: config.toml is wrong" || !strings.Contains(got[1], "E1501") || !strings.Contains(got[1], "started WITHOUT ANY LIMIT: fail-open = true") {
+		t.Errorf("logged %q", got)
+	}
+	if readFile(t, b.config) != limited {
+		t.Error("config.json was changed")
+	}
+	for name, change := range map[string]func(*bench, *daemon){
+		"refused":    func(_ *bench, d *daemon) { d.refuse = quota.NewError(quota.CodeUnavailable, "no") },
+		"quiesced":   func(_ *bench, d *daemon) { d.refuse = quota.NewError(quota.CodeQuiesced, "no") },
+		"bad policy": func(b *bench, _ *daemon) { b.w.SettingsErr = quota.NewError(quota.CodeBadPolicy, "no") },
+	} {
+		b, d := gpuBench(t, limited)
+		b.w.Settings.FailOpen = true
+		change(b, d)
+		if b.create() {
+			t.Errorf("%s: started", name)
+		}
+	}
+}
+
 // In observe and warn mode nothing refuses and nothing waits, whatever is wrong.
 func TestObserveStartsAnyway(t *testing.T) {
 	limited := podConfig(`"gpufence.dev/memory.max":"4Gi"`)
