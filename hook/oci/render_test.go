@@ -425,3 +425,14 @@ func FuzzRender(f *testing.F) {
 		}
 	})
 }
+
+func TestIsLibrary(t *testing.T) {
+	for name, want := range map[string]bool{
+		"/dev/gpufence/lib64/libgpufence.so": true, "/usr/lib/libcuda.so.1": true, "/dev/gpufence/limits": false,
+		"/dev/gpufence/memory.max": false, "/etc/ld.so.preload": false, "/lib.so/ledger": false,
+	} {
+		if got := isLibrary(name); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -413,6 +413,34 @@ func small(t *testing.T, files map[string]string) string {
 	return root
 }
 
+// wide makes of an image one that keeps its 64-bit C library in /lib, as Arch's do: there $LIB is
+// lib. That is compiled into the loader.
+func wide(t *testing.T, from string) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "root")
+	if out, err := exec.CommandContext(t.Context(), "cp", "-a", from, root).CombinedOutput(); err != nil {
+		t.Fatalf("copy the image: %v: %s", err, out)
+	}
+	lib := filepath.Join(root, "usr/lib")
+	loader := filepath.Join(lib, "x86_64-linux-gnu", "ld-linux-x86-64.so.2")
+	text, err := os.ReadFile(loader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is, becomes := []byte("\x00lib/x86_64-linux-gnu\x00"), make([]byte, len("\x00lib/x86_64-linux-gnu\x00"))
+	copy(becomes, "\x00lib")
+	if bytes.Count(text, is) != 1 {
+		t.Fatalf("%s has %q not once", loader, is)
+	}
+	if err := os.WriteFile(loader, bytes.Replace(text, is, becomes, 1), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyFile(filepath.Join(lib, "x86_64-linux-gnu", "libc.so.6"), filepath.Join(lib, "libc.so.6")); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 func TestImages(t *testing.T) {
 	if os.Geteuid() != 0 {
 		missing(t, "containers need root")
@@ -467,12 +495,13 @@ func TestImages(t *testing.T) {
 	for _, test := range []struct {
 		image
 		err   error
-		needs string // a command that makes its root
+		needs string // a command that makes its root; "ld": its loader is changed
 	}{
 		{image{name: "oldest glibc", root: oldRoot, args: client, stderr: complaint, client: true, exits: true, shim: "seen"}, oldErr, ""},
 		{image{name: "newest glibc", root: newRoot, args: client, stderr: complaint, client: true, exits: true, shim: "seen"}, newErr, ""},
 		{image{name: "read-only root", root: newRoot, args: client, stderr: complaint, readonly: true, client: true, exits: true, shim: "seen"}, newErr, ""},
 		{image{name: "user namespace", root: newRoot, args: client, stderr: complaint, userns: true, client: true, exits: true, shim: "seen"}, newErr, ""},
+		{image{name: "64-bit lib", root: newRoot, args: client, stderr: complaint, client: true, exits: true, shim: "seen"}, newErr, "ld"},
 		{image{name: "no GPU program", root: newRoot, args: waits, stderr: complaint, exits: true, shim: "delivered"}, newErr, ""},
 		{image{name: "32-bit", root: narrowRoot, args: waits, stderr: complaint, exits: true, shim: "delivered"}, narrowErr, ""},
 		{image{name: "static", args: append(shell[:3:3], greeting+"/bypass 16 10 128"), stderr: complaint, shim: "absent(static)"}, oldErr, "busybox"},
@@ -486,10 +515,12 @@ func TestImages(t *testing.T) {
 				t.Fatal(test.err)
 			}
 			program, err := exec.LookPath(test.needs)
-			if test.needs != "" && err != nil {
+			if test.needs != "" && test.needs != "ld" && err != nil {
 				missing(t, "%v", err)
 			}
 			switch test.needs {
+			case "ld":
+				test.root = wide(t, newRoot)
 			case "busybox":
 				test.root = small(t, map[string]string{"bin/busybox": program, "bypass": filepath.Join(dist, "clients/bypass")})
 			case "musl-gcc":
