@@ -17,6 +17,8 @@ DEPS    := packaging/deps.sh
 # How long each fuzz target runs, and each soak.
 FUZZTIME ?= 30s
 SOAK_SECONDS ?= 60
+SOAK_CRASHES ?= 500
+SIM_SEEDS ?= 20
 
 # Of the shim's builds for others than this machine's own programs.
 SHIM_NEEDS  := arm64-cc arm64-libc arm64-qemu
@@ -104,8 +106,10 @@ test-shim-asan:
 test-shim-tsan:
 	@$(MAKE) -C shim test-tsan OUT=$(DIST)
 
+# The daemon and its parts, then the built gpufenced: who dies and who does not, 25 crashes under load, attacks.
 test-enforcer:
 	$(GOTEST) -race ./enforcer/...
+	$(GOTEST) -count=1 -parallel 6 ./tests/enforcer ./tests/hostile
 
 test-e2e:
 	$(GOTEST) -count=1 ./tests/e2e/...
@@ -137,8 +141,12 @@ bench: ## measure us side by side with the alternative; table, and dist/bench.js
 	@$(MAKE) -C shim bench OUT=$(DIST)
 	go run ./tests/bench --dist $(DIST)
 
-.PHONY: soak soak-ledger
-soak: soak-ledger ## the long runs: kill fuzz of the ledger, the demo's steps again and again
+.PHONY: sim
+sim: ## 20 simulated nodes of 16 GPUs, 1,000 containers, 10,000 processes over 4 virtual hours each, on the pure core
+	GPUFENCE_SIM_SEEDS=$(SIM_SEEDS) GPUFENCE_SIM_GPUS=16 GPUFENCE_SIM_MINUTES=240 go test -count=1 -v -timeout 120m -run TestNode ./tests/simnode
+
+.PHONY: soak soak-ledger soak-crash
+soak: soak-ledger soak-crash ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
 	@$(DEPS) $(RUN_NEEDS)
 	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
 
@@ -146,6 +154,19 @@ soak-ledger: ## 16 processes on one ledger, killed at random for 60 s: it must s
 	@$(DEPS) $(BUILD_NEEDS)
 	@$(MAKE) build-shim
 	@$(MAKE) -C shim soak OUT=$(DIST) SECONDS=$(SOAK_SECONDS)
+
+soak-crash: ## SIGKILL gpufenced 500 times under load: nothing lost, nobody killed wrongly, nothing left
+	@$(DEPS) $(BUILD_NEEDS)
+	@$(MAKE) build
+	GPUFENCE_CRASHES=$(SOAK_CRASHES) $(GOTEST) -count=1 -v -timeout 120m -run TestCrash ./tests/enforcer
+
+.PHONY: man
+man: ## write manual pages into dist/man and shell completions into dist/completion
+	@$(MAKE) build-go
+	@rm -rf $(DIST)/man $(DIST)/completion; mkdir -p $(DIST)/completion
+	@$(DIST)/bin/gpufence man $(DIST)/man
+	@$(DIST)/bin/gpufenced man $(DIST)/man
+	@for shell in bash zsh fish; do $(DIST)/bin/gpufence completion $$shell >$(DIST)/completion/gpufence.$$shell; done
 
 .PHONY: clean
 clean: ## remove dist/ and the C parts' objects

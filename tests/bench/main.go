@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	dist := flags.String("dist", "dist", "folder that make build fills")
-	only := flags.String("only", "", "run one program of dist/bench, or \"create\"")
+	only := flags.String("only", "", "run one program of dist/bench, or \"create\", or \"enforcer\"")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return writeJSON(filepath.Join(*dist, "bench.json"), rows)
 }
 
-// measureAll runs the C programs of dist/bench, then the start of containers.
+// measureAll runs the C programs of dist/bench, the start of containers, then gpufenced.
 func measureAll(ctx context.Context, dist, only string, stderr io.Writer) ([]measurement, error) {
 	programs, err := filepath.Glob(filepath.Join(dist, "bench", "*"))
 	if err != nil {
@@ -95,6 +95,14 @@ func measureAll(ctx context.Context, dist, only string, stderr io.Writer) ([]mea
 			return nil, err
 		}
 		all = append(all, created)
+	}
+	if only == "" || only == "enforcer" {
+		fmt.Fprintln(stderr, "bench: enforcer")
+		enforced, err := measureEnforcer(ctx, dist)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, enforced...)
 	}
 	return all, nil
 }

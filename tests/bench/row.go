@@ -33,7 +33,7 @@ type row struct {
 	Added    float64  `json:"added"`
 	Ratio    float64  `json:"ratio"`
 	Target   *float64 `json:"target"`
-	TargetOn string   `json:"target_on,omitempty"` // added or ratio
+	TargetOn string   `json:"target_on,omitempty"` // added, ratio or with
 	Met      *bool    `json:"met"`
 }
 
@@ -63,8 +63,11 @@ func summarize(m measurement, t *target) (row, error) {
 	}
 	if t != nil {
 		measured := r.Added
-		if t.on == "ratio" {
+		switch t.on {
+		case "ratio":
 			measured = r.Ratio
+		case "with":
+			measured = r.Median
 		}
 		met := measured <= t.bound
 		r.Target, r.TargetOn, r.Met = &t.bound, t.on, &met

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestSummarize(t *testing.T) {
@@ -18,6 +20,8 @@ func TestSummarize(t *testing.T) {
 		{"added missed", &target{34, "added"}, false},
 		{"ratio met", &target{2.75, "ratio"}, true},
 		{"ratio missed", &target{2.7, "ratio"}, false},
+		{"with met", &target{55, "with"}, true},
+		{"with missed", &target{54, "with"}, false},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -48,5 +52,24 @@ func TestReadMeasurements(t *testing.T) {
 		if _, err := readMeasurements(strings.NewReader(bad)); err == nil {
 			t.Errorf("%q: no error", bad)
 		}
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	samples := []float64{5, 1, 4, 2, 3}
+	for p, want := range map[float64]float64{0: 1, 20: 1, 21: 2, 50: 3, 99: 5, 100: 5} {
+		if got := percentile(samples, p); got != want {
+			t.Errorf("p%v = %v, want %v", p, got, want)
+		}
+	}
+}
+
+func TestCostOfThisProcess(t *testing.T) {
+	cpu, resident, err := cost(os.Getpid(), 10*time.Millisecond)
+	if err != nil || cpu < 0 || resident <= 0 {
+		t.Errorf("cost = %v, %v, %v", cpu, resident, err)
+	}
+	if _, _, err := cost(-1, 0); err == nil {
+		t.Error("no process: no error")
 	}
 }

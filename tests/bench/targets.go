@@ -15,6 +15,10 @@ var targets = []struct {
 	{"shim.launch", "", target{5, "added"}},
 	{"shim.start", "", target{1.2, "ratio"}},
 	{"shim.dlsym_miss", "", target{50, "added"}},
+	{"watch.latency", "p99", target{150, "with"}},
+	{"watch.neighbour_failures", "", target{0, "with"}},
+	{"gpufenced.cpu", "", target{2, "with"}},
+	{"gpufenced.memory", "", target{64, "with"}},
 	{"runtime.create", "", target{15, "added"}},
 }
 

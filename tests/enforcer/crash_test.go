@@ -265,7 +265,8 @@ func (s *storm) behave(ctx context.Context, c *node.Container, rng *rand.Rand) {
 		if s.stop.Load() {
 			return
 		}
-		line, refused := "", false
+		var line string
+		refused := false
 		switch n := rng.IntN(10); {
 		case n == 0:
 			line, refused = "alloc 1100", true // above every limit that it ever has

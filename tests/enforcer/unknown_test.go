@@ -99,12 +99,12 @@ func TestExitedProcessIsNotBlamed(t *testing.T) {
 			forLags(t, func(t *testing.T, lag time.Duration) {
 				b := newBench(t, lag, withSim("--free-lag", "2500ms"))
 				c := b.run(node.Spec{Name: "c", Pod: "p", Limits: []string{"memory.max=2Gi", "memory.min=0"}})
-				helper, err := c.Exec(t.Context(), false)
+				child, err := c.Exec(t.Context(), false)
 				b.check(err)
-				b.do(helper, "context", "alloc 1700")
+				b.do(child, "context", "alloc 1700")
 				b.shown(c, 1800*mib)
-				b.check(helper.Kill())
-				b.check(helper.Await(t.Context()))
+				b.check(child.Kill())
+				b.check(child.Await(t.Context()))
 				if restart {
 					b.check(b.Crash())
 					b.check(b.StartDaemon(t.Context()))

@@ -38,6 +38,8 @@ type Spec struct {
 	Program   []string // the test client reading lines by default
 	Env       []string
 	Hierarchy string // the only one in which it has a cgroup
+	// Each hears every reply, in their order, from a goroutine of its own.
+	Each func(Reply)
 	// Termination makes a file for the termination message.
 	Termination bool
 }
@@ -64,11 +66,12 @@ type Reply struct {
 // Container is one that runs, or ran.
 type Container struct {
 	Spec
-	Key         api.ContainerKey
-	Prepared    api.PrepareResponse
-	Registered  api.RegisterResponse
-	Termination string // host path of its message
-	Main        *Process
+	Key                       api.ContainerKey
+	Prepared                  api.PrepareResponse
+	Registered                api.RegisterResponse
+	PrepareTook, RegisterTook time.Duration
+	Termination               string // host path of its message
+	Main                      *Process
 
 	node    *Node
 	dirs    []string // cgroups
@@ -129,9 +132,11 @@ func (n *Node) Start(ctx context.Context, s Spec) (c *Container, err error) {
 		}
 		req.TerminationLog = c.Termination
 	}
+	began := time.Now()
 	if err := Retry(ctx, func() (err error) { c.Prepared, err = n.Client.Prepare(ctx, req); return err }); err != nil {
 		return c, fmt.Errorf("prepare %s: %w", s.Name, err)
 	}
+	c.PrepareTook = time.Since(began)
 	if err := c.makeCgroups(); err != nil {
 		return c, err
 	}
@@ -143,10 +148,12 @@ func (n *Node) Start(ctx context.Context, s Spec) (c *Container, err error) {
 	if c.Main, err = c.spawn(ctx, s.Program, s.Shim); err != nil {
 		return c, err
 	}
+	began = time.Now()
 	register := api.RegisterRequest{Key: c.Key, PID: c.Main.PID}
 	if err := Retry(ctx, func() (err error) { c.Registered, err = n.Client.Register(ctx, register); return err }); err != nil {
 		return c, fmt.Errorf("register %s: %w", s.Name, err)
 	}
+	c.RegisterTook = time.Since(began)
 	return c, c.Main.Say("")
 }
 
@@ -204,15 +211,13 @@ func (c *Container) Cgroups() []string { return c.dirs }
 // bind mounts.
 func (c *Container) deliver() error {
 	c.private = c.node.Path("private-" + c.Name)
-	if err := os.MkdirAll(filepath.Join(c.private, "lib64"), 0o755); err != nil {
-		return fmt.Errorf("deliver shim to %s: %w", c.Name, err)
-	}
 	for _, f := range c.Prepared.Files {
 		rest, ok := strings.CutPrefix(f.Destination, "/dev/gpufence/")
-		if !ok || strings.HasPrefix(rest, "lib/") {
+		if !ok {
 			continue
 		}
-		if err := os.Symlink(f.Source, filepath.Join(c.private, rest)); err != nil && !errors.Is(err, fs.ErrExist) {
+		place := filepath.Join(c.private, rest)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(place), 0o755), os.Symlink(f.Source, place)); err != nil {
 			return fmt.Errorf("deliver shim to %s: %w", c.Name, err)
 		}
 	}
@@ -279,7 +284,7 @@ func (c *Container) spawn(ctx context.Context, program []string, shim bool) (*Pr
 		return nil, fmt.Errorf("start %s: %w", c.Name, err)
 	}
 	p.PID = cmd.Process.Pid
-	go p.read(outRead)
+	go p.read(outRead, c.Each)
 	for _, dir := range c.dirs {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.PID)), 0); err != nil {
 			return p, errors.Join(fmt.Errorf("move %s to its cgroup: %w", c.Name, err), cmd.Process.Kill())
@@ -289,13 +294,16 @@ func (c *Container) spawn(ctx context.Context, program []string, shim bool) (*Pr
 }
 
 // read takes the client's output; of what nobody asks for the newest is kept.
-func (p *Process) read(out *os.File) {
+func (p *Process) read(out *os.File, each func(Reply)) {
 	defer close(p.replies)
 	defer out.Close()
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var r Reply
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Op == "" {
 			continue
+		}
+		if each != nil {
+			each(r)
 		}
 		select {
 		case p.replies <- r:

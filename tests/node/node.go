@@ -73,7 +73,7 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 	if len(opts.Hierarchies) == 0 {
 		opts.Hierarchies = []string{"unified", "freezer"}
 	}
-	dir, err := os.MkdirTemp("", "gpufence-node-") // short: a socket's path has 108 bytes
+	dir, err := os.MkdirTemp(memory(), "gpufence-node-") // short: a socket's path has 108 bytes
 	if err != nil {
 		return nil, fmt.Errorf("make a node's folder: %w", err)
 	}
@@ -107,6 +107,18 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 		return n, err
 	}
 	return n, n.awaitGPUs(ctx)
+}
+
+// memory is a folder that is no disk, as /run is on a real node: what gpufenced saves before it
+// kills must not wait for one.
+func memory() string {
+	for _, dir := range []string{"/run", "/dev/shm"} {
+		var s unix.Statfs_t
+		if err := unix.Statfs(dir, &s); err == nil && s.Type == unix.TMPFS_MAGIC && unix.Access(dir, unix.W_OK) == nil {
+			return dir
+		}
+	}
+	return ""
 }
 
 // Path is a place in the node's folder.

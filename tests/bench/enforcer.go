@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/tests/node"
+)
+
+const (
+	mib = uint64(1) << 20
+
+	watchKills  = 30 // a row
+	watchLimit  = 256 * mib
+	watchSlack  = 64 * mib // the default, the greater of it and 2 %
+	loadGPUs    = 8
+	loadHolders = 200 // containers
+	loadEach    = 5   // processes of each
+	loadTime    = 10 * time.Second
+	psHolders   = 1000
+	psRuns      = 20
+	resizes     = 20
+)
+
+// measureEnforcer is gpufenced: how fast it kills, what it costs, how long its answers take.
+func measureEnforcer(ctx context.Context, dist string) ([]measurement, error) {
+	dist, err := filepath.Abs(dist)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", dist, err)
+	}
+	var all []measurement
+	for _, f := range []func(context.Context, string) ([]measurement, error){measureWatch, measureLoad} {
+		rows, err := f(ctx, dist)
+		if err != nil {
+			return nil, fmt.Errorf("measure gpufenced: %w", err)
+		}
+		all = append(all, rows...)
+	}
+	return all, nil
+}
+
+// withNode runs f on a node of its own.
+func withNode(ctx context.Context, opts node.Options, f func(*node.Node) error) error {
+	n, err := node.New(ctx, opts)
+	if err != nil {
+		return err
+	}
+	err = f(n)
+	if err != nil {
+		err = fmt.Errorf("%w; gpufenced said: %s", err, n.DaemonLog())
+	}
+	return errors.Join(err, n.Close(context.WithoutCancel(ctx)))
+}
+
+// only is a number that has no alternative to be compared with.
+func only(name, params, unit string, with ...float64) measurement {
+	return measurement{Name: name, Params: params, Unit: unit, Baseline: []float64{0}, With: with}
+}
+
+// percentile is the smallest sample that p percent do not exceed.
+func percentile(samples []float64, p float64) float64 {
+	sorted := slices.Sorted(slices.Values(samples))
+	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p/100*float64(len(sorted))))-1))]
+}
+
+// measureWatch lets programs that no shim can see grow until they are killed, beside a neighbour
+// that works at its limit.
+func measureWatch(ctx context.Context, dist string) ([]measurement, error) {
+	var rows []measurement
+	opts := node.Options{Dist: dist, Config: []string{`context = "64Mi"`},
+		Sim: []string{"--model", "a100", "--memory", "80GiB", "--context-bytes", "64MiB", "--nvml-lag", "0"}}
+	err := withNode(ctx, opts, func(n *node.Node) error {
+		neighbour, err := n.Start(ctx, node.Spec{Name: "neighbour", Limits: []string{"memory.max=1Gi"}, Shim: true})
+		if err != nil {
+			return err
+		}
+		if _, err := neighbour.Main.Do(ctx, "context"); err != nil {
+			return err
+		}
+		if err := neighbour.Main.Say("churn 64 14 2"); err != nil {
+			return err
+		}
+		for _, busy := range []bool{false, true} {
+			machine := "idle"
+			stop := func() {}
+			if busy {
+				machine, stop = "busy", spin(ctx, runtime.NumCPU())
+			}
+			for _, rate := range []struct {
+				name       string
+				step, wait string // MiB, ms
+			}{{"1 GiB/s", "4", "4"}, {"10 GiB/s", "40", "4"}} {
+				var latency, over []float64
+				for i := range watchKills {
+					l, o, err := watchOnce(ctx, n, fmt.Sprintf("victim-%s-%s-%d", machine, rate.step, i), rate.step, rate.wait)
+					if err != nil {
+						stop()
+						return err
+					}
+					latency, over = append(latency, l), append(over, o)
+				}
+				params := rate.name + ", " + machine
+				rows = append(rows,
+					only("watch.latency", "p50, "+params, "ms", percentile(latency, 50)),
+					only("watch.latency", "p99, "+params, "ms", percentile(latency, 99)),
+					only("watch.overshoot", "p50, "+params, "MiB", percentile(over, 50)),
+					only("watch.overshoot", "greatest, "+params, "MiB", percentile(over, 100)))
+			}
+			stop()
+		}
+		if err := neighbour.Main.Say("stop"); err != nil {
+			return err
+		}
+		r, err := neighbour.Main.Hear(ctx, "churn")
+		if err != nil {
+			return err
+		}
+		if r.Allocs == 0 {
+			return errors.New("the neighbour did nothing")
+		}
+		rows = append(rows, only("watch.neighbour_failures", fmt.Sprintf("in %d allocations", r.Allocs), "failures", float64(r.Failures)))
+		return nil
+	})
+	return rows, err
+}
+
+// watchOnce is one growth and its end: ms from crossing the limit and the slack to SIGKILL, and by
+// how many MiB the limit was exceeded by then.
+func watchOnce(ctx context.Context, n *node.Node, name, step, wait string) (latency, over float64, err error) {
+	var mu sync.Mutex
+	var replies []node.Reply
+	c, err := n.Start(ctx, node.Spec{
+		Name: name, Limits: []string{"memory.max=256Mi"},
+		// Not in step with gpufenced's samples, which registering sets off.
+		Program: []string{"/bin/sh", "-c", fmt.Sprintf(`sleep 0.%03d; exec "$@"`, rand.IntN(200)), "sh", n.Dist("clients/bypass"), step, wait, "20000"},
+		Each: func(r node.Reply) {
+			mu.Lock()
+			defer mu.Unlock()
+			replies = append(replies, r)
+		},
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := c.Main.Await(ctx); err != nil {
+		return 0, 0, err
+	}
+	var kill api.Event
+	err = node.Until(ctx, "the kill of "+name+" is in the journal", func() (bool, error) {
+		events, err := n.Events(ctx, "kill")
+		for _, e := range events {
+			if e.Container != nil && e.Container.ID == c.Key.ID {
+				kill = e
+			}
+		}
+		return kill.ID != "", err
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := c.Remove(ctx); err != nil {
+		return 0, 0, err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	crossed, held := int64(0), uint64(0)
+	for _, r := range replies {
+		if crossed == 0 && r.HeldBytes > watchLimit+watchSlack {
+			crossed = r.MonoNS
+		}
+		if r.MonoNS <= kill.MonotonicNS {
+			held = max(held, r.HeldBytes)
+		}
+	}
+	if crossed == 0 || held < watchLimit {
+		return 0, 0, fmt.Errorf("%s was killed before it told of crossing its limit", name)
+	}
+	return float64(kill.MonotonicNS-crossed) / 1e6, float64(held-watchLimit) / float64(mib), nil
+}
+
+// spin keeps so many CPUs busy.
+func spin(ctx context.Context, count int) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	for range count {
+		group.Go(func() {
+			// A process of its own competes as a tenant's would.
+			_ = exec.CommandContext(ctx, "/bin/sh", "-c", "while :; do :; done").Run() // it is killed
+		})
+	}
+	return func() {
+		cancel()
+		group.Wait()
+	}
+}
+
+// measureLoad is a full node: CPU time and memory of gpufenced, and what its answers take there.
+func measureLoad(ctx context.Context, dist string) ([]measurement, error) {
+	var rows []measurement
+	opts := node.Options{Dist: dist, Config: []string{`context = "64Mi"`},
+		Sim: []string{"--gpus", strconv.Itoa(loadGPUs), "--model", "a100", "--memory", "80GiB", "--context-bytes", "64MiB", "--call-cost", "1ms"}}
+	err := withNode(ctx, opts, func(n *node.Node) error {
+		idle, idleBytes, err := cost(n.DaemonPID(), loadTime/2)
+		if err != nil {
+			return err
+		}
+		psIdle, err := timePS(ctx, n)
+		if err != nil {
+			return err
+		}
+		holders := make([]*node.Container, loadHolders)
+		err = inTurn(loadHolders, 8, func(i int) error {
+			gpu := i % loadGPUs
+			c, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("holder-%d", i), Limits: []string{"memory.max=2Gi"}, GPUs: []string{strconv.Itoa(gpu)}, Shim: true})
+			if err != nil {
+				return err
+			}
+			holders[i] = c
+			if err := hold(ctx, c.Main, gpu); err != nil {
+				return err
+			}
+			for range loadEach - 1 {
+				p, err := c.Exec(ctx, true)
+				if err != nil {
+					return err
+				}
+				if err := hold(ctx, p, gpu); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		time.Sleep(3 * time.Second) // until contexts are learned
+		full, fullBytes, err := cost(n.DaemonPID(), loadTime)
+		if err != nil {
+			return err
+		}
+		params := fmt.Sprintf("%d GPUs, %d containers, %d processes, 10 Hz", loadGPUs, loadHolders, loadHolders*loadEach)
+		rows = append(rows,
+			measurement{Name: "gpufenced.cpu", Params: params, Unit: "% of a core", Baseline: []float64{idle}, With: []float64{full}},
+			measurement{Name: "gpufenced.memory", Params: params, Unit: "MiB", Baseline: []float64{idleBytes}, With: []float64{fullBytes}})
+
+		var prepare, register, grow, shrink []float64
+		for i := range resizes {
+			c, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("one-%d", i), Limits: []string{"memory.max=1Gi"}, Program: []string{"/bin/sleep", "1000"}})
+			if err != nil {
+				return err
+			}
+			prepare, register = append(prepare, milli(c.PrepareTook)), append(register, milli(c.RegisterTook))
+			for _, to := range []struct {
+				limit string
+				took  *[]float64
+			}{{"2Gi", &grow}, {"1Gi", &shrink}} {
+				if to.limit == "1Gi" && i >= resizes/4 {
+					continue // each waits for two samples after settle
+				}
+				began := time.Now()
+				resp, err := c.Set(ctx, to.limit, api.SetRequest{Wait: true})
+				if err != nil {
+					return err
+				}
+				if len(resp.Resizes) != 1 || resp.Resizes[0].State != "done" {
+					return fmt.Errorf("resize: %+v", resp)
+				}
+				*to.took = append(*to.took, milli(time.Since(began)))
+			}
+			if err := c.Remove(ctx); err != nil {
+				return err
+			}
+		}
+		at := fmt.Sprintf("beside %d containers", loadHolders)
+		rows = append(rows, only("gpufenced.prepare", at, "ms", prepare...), only("gpufenced.register", at, "ms", register...),
+			only("gpufenced.resize", "grow, "+at, "ms", grow...), only("gpufenced.resize", "shrink that fits, "+at, "ms", shrink...))
+
+		err = inTurn(psHolders-loadHolders, 8, func(i int) error {
+			_, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("sleeper-%d", i), Limits: []string{"memory.max=128Mi"}, GPUs: []string{strconv.Itoa(i % loadGPUs)}, Program: []string{"/bin/sleep", "1000"}})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		list, err := n.Client.Containers(ctx)
+		if err != nil {
+			return err
+		}
+		running := 0
+		for _, c := range list {
+			if c.State == "running" {
+				running++
+			}
+		}
+		if running != psHolders {
+			return fmt.Errorf("%d containers run, %d were started", running, psHolders)
+		}
+		psFull, err := timePS(ctx, n)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, measurement{Name: "gpufence.ps", Params: fmt.Sprintf("%d containers", psHolders), Unit: "ms", Baseline: psIdle, With: psFull})
+		return nil
+	})
+	return rows, err
+}
+
+// hold makes a process a tenant: a context and some memory.
+func hold(ctx context.Context, p *node.Process, gpu int) error {
+	_, err := p.Do(ctx, fmt.Sprintf("context %d", gpu), "alloc 64")
+	return err
+}
+
+// inTurn runs f for each of n, some at once.
+func inTurn(n, atOnce int, f func(i int) error) error {
+	return node.Together(atOnce, func(first int) error {
+		for i := first; i < n; i += atOnce {
+			if err := f(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// timePS is how long `gpufence ps` takes.
+func timePS(ctx context.Context, n *node.Node) ([]float64, error) {
+	var out []float64
+	for range psRuns {
+		var stderr bytes.Buffer
+		cmd := exec.CommandContext(ctx, n.Dist("bin/gpufence"), "--socket", n.Socket, "ps")
+		cmd.Stderr = &stderr
+		began := time.Now()
+		if _, err := cmd.Output(); err != nil {
+			return nil, fmt.Errorf("run gpufence ps: %w: %s", err, stderr.String())
+		}
+		out = append(out, milli(time.Since(began)))
+	}
+	return out, nil
+}
+
+// cost is a process's share of a core over a time, in percent, and its resident memory in MiB.
+func cost(pid int, over time.Duration) (cpu, resident float64, err error) {
+	before, err := cpuTime(pid)
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	time.Sleep(over)
+	after, err := cpuTime(pid)
+	if err != nil {
+		return 0, 0, err
+	}
+	cpu = 100 * float64(after-before) / float64(time.Since(began))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, fmt.Errorf("read memory of gpufenced: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			if err != nil {
+				return 0, 0, fmt.Errorf("read memory of gpufenced: %w", err)
+			}
+			resident = kib / 1024
+		}
+	}
+	return cpu, resident, nil
+}
+
+// cpuTime is what a process's threads have run, by the scheduler's clock.
+func cpuTime(pid int) (time.Duration, error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(tasks) == 0 {
+		return 0, errors.Join(fmt.Errorf("find the threads of process %d", pid), err)
+	}
+	var sum time.Duration
+	for _, t := range tasks {
+		text, err := os.ReadFile(t)
+		if err != nil {
+			continue // a thread that has ended; Go's do not
+		}
+		ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read %s: %w", t, err)
+		}
+		sum += time.Duration(ns)
+	}
+	return sum, nil
+}
