@@ -50,14 +50,14 @@ func (d *Daemon) saidForeign(g *gpuState, out *policy.Output) {
 	}
 }
 
-// unmanagedDenied refuses a GPU that a process holds which did not come through gpufence, where
-// policy says so: what is promised there could not be kept.
-func (d *Daemon) unmanagedDenied(g *gpuState) error {
-	if d.cfg.Unmanaged != "deny" && d.cfg.Unmanaged != "kill" || len(g.out.Unmanaged) == 0 {
+// unmanagedDenied refuses a guarantee on a GPU that a process holds which did not come through
+// gpufence, where policy says so: it could not be kept.
+func (d *Daemon) unmanagedDenied(g *gpuState, want uint64) error {
+	if want == 0 || d.cfg.Unmanaged != "deny" && d.cfg.Unmanaged != "kill" || len(g.out.Unmanaged) == 0 {
 		return nil
 	}
 	p := g.out.Unmanaged[0]
-	return quota.NewError(quota.CodeUnmanaged, "process %d (%.40s) uses %s of GPU %s and did not come through gpufence, and policy unmanaged = %q lets no container start beside it",
+	return quota.NewError(quota.CodeUnmanaged, "process %d (%.40s) uses %s of GPU %s and did not come through gpufence, and policy unmanaged = %q grants no guarantee beside it",
 		p.PID, p.Comm, quota.HumanBytes(p.NVMLBytes), g.info.UUID, d.cfg.Unmanaged).
 		WithHint("end it, run it through gpufence-runtime, or name it in unmanaged-exempt")
 }

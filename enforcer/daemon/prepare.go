@@ -343,7 +343,8 @@ func (d *Daemon) place(req api.PrepareRequest, pol quota.Policy, parsed quota.Re
 		// Shares are of each GPU's own size.
 		if grant, _, err := parsed.Resolve([]quota.GPU{g.quota}, pol); err == nil && !g.info.MIG {
 			_, unusable := d.usable(uuid)
-			c.Fits = unusable == nil && d.unmanagedDenied(g) == nil && policy.Admit(d.admitInput(g, pod, d.wants(req.Key, pod, grant, uuid))) == nil
+			want := d.wants(req.Key, pod, grant, uuid)
+			c.Fits = unusable == nil && d.unmanagedDenied(g, want) == nil && policy.Admit(d.admitInput(g, pod, want)) == nil
 		}
 		candidates = append(candidates, c)
 	}
@@ -377,8 +378,8 @@ func (d *Daemon) admitContainer(req api.PrepareRequest, pol quota.Policy, grant 
 			return wait, err
 		}
 		want := d.wants(req.Key, pod, grant, g.UUID)
-		if err := d.unmanagedDenied(d.gpus[g.UUID]); err != nil {
-			return false, err
+		if err := d.unmanagedDenied(d.gpus[g.UUID], want); err != nil {
+			return d.pol.UnmanagedKill, err // those that are being killed are gone soon
 		}
 		if transient, err := d.admit(g.UUID, pod, req.Pod.Namespace, pol, want); err != nil {
 			return transient, err

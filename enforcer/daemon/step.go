@@ -315,6 +315,9 @@ func (d *Daemon) limitsPage(p *registry.Pod, c *registry.Container) ledger.Limit
 			continue // prepare has refused such a GPU
 		}
 		own, pod := c.ContainerLimits(uuid), p.PodLimits(uuid)
+		if d.cfg.Throttle == "off" {
+			own.High, pod.High = quota.Unlimited, quota.Unlimited
+		}
 		e := ledger.LimitsGPU{
 			UUID: id, Present: true, Fenced: d.modeOf(c) == quota.ModeEnforce,
 			MaxBytes: d.publishedMax(uuid, policy.Level{Container: c.ID()}, own.Max), HighBytes: own.High, SwapMaxBytes: own.SwapMax,
