@@ -581,10 +581,6 @@ API fn_cuGetProcAddress cuGetProcAddress;
 API fn_cuGetProcAddress_v2 cuGetProcAddress_v2;
 
 /* Whatever the shim hooks. */
-#define DECLARE_NVML(symbol)
-#define DECLARE_CUDA(symbol) API fn_##symbol symbol;
-#define DECLARE(library, symbol, name, version, stream) DECLARE_##library(symbol)
-TABLE_HOOKED(DECLARE)
 #define FLAG_ANY 0
 #define FLAG_PER_THREAD CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 #define ROW_NVML(name, symbol, version, stream)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_rest.c: every hooked function that no other part of the driver has: recorded, and refused. */
+#define DRIVER_REST
 #include "driver.h"
 
 #define REST_NVML(symbol)

@@ -17,6 +17,14 @@
 #define DEVICES 2
 #define BLOCK (UINT64_C(2) << 20)
 
+/* Whatever the shim hooks is exported. */
+#ifndef DRIVER_REST
+#define DECLARE_NVML(symbol)
+#define DECLARE_CUDA(symbol) API fn_##symbol symbol;
+#define DECLARE(library, symbol, name, version, stream) DECLARE_##library(symbol)
+TABLE_HOOKED(DECLARE)
+#endif
+
 struct CUctx_st {
 	CUdevice device;
 	int attached;   /* cuCtxAttach, beyond the first */
