@@ -74,7 +74,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 	  echo "suite $$suite: $$((SECONDS - start)) s"; done
 
 test-go:
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/e2e -e /tests/unchanged -e /tests/images)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -89,8 +89,8 @@ test-shim:
 .PHONY: test-shim-library test-shim-coverage test-shim-builds test-shim-unchanged test-shim-images test-shim-asan test-shim-tsan
 test-shim-library:
 	@$(MAKE) -C shim test OUT=$(DIST)
-test-shim-coverage: # every function that takes memory, with its table
-	$(GOTEST) -count=1 ./tests/coverage
+test-shim-coverage: # every function that takes memory, with its table; and killed while at it
+	$(GOTEST) -count=1 ./tests/coverage ./tests/killfuzz
 	@cat $(DIST)/shim-coverage.md
 test-shim-builds:
 	@status=0; $(DEPS) --try $(SHIM_NEEDS) || status=$$?; \
@@ -154,6 +154,8 @@ soak-ledger: ## 16 processes on one ledger, killed at random for 60 s: it must s
 	@$(DEPS) $(BUILD_NEEDS)
 	@$(MAKE) build-shim
 	@$(MAKE) -C shim soak OUT=$(DIST) SECONDS=$(SOAK_SECONDS)
+	@$(MAKE) build-simgpu build-clients
+	GPUFENCE_KILLS=10000 $(GOTEST) -count=1 -v -timeout 30m ./tests/killfuzz
 
 soak-crash: ## SIGKILL gpufenced 500 times under load: nothing lost, nobody killed wrongly, nothing left
 	@$(DEPS) $(BUILD_NEEDS)
