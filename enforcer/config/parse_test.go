@@ -150,7 +150,6 @@ docker = "3Gi"
 cri = "report"
 [accept.cri]
 env = true
-resize-by-annotation = true
 [namespace."team-*"]
 max = "8Gi"
 min-total = "25%"
@@ -177,7 +176,7 @@ lab = { mode = "observe", require = "reactive" }
 	want.Policy.Default[quota.EngineCRI] = quota.Default{Kind: quota.DefaultAmount, Amount: quota.Share(1, 4)}
 	want.Policy.Default[quota.EngineDocker] = quota.Default{Kind: quota.DefaultAmount, Amount: quota.Bytes(3 << 30)}
 	want.Policy.PrivilegedRefuse[quota.EngineCRI] = false
-	want.Policy.Accept[quota.EngineCRI] = quota.Accept{Keys: true, Aliases: true, Env: true, ResizeByAnnotation: true}
+	want.Policy.Accept[quota.EngineCRI] = quota.Accept{Keys: true, Aliases: true, Env: true}
 	want.Policy.Namespaces = []quota.NamespaceRule{
 		{Pattern: "lab", Mode: quota.ModeObserve, Require: quota.LevelReactive},
 		{Pattern: "team-*", Ceiling: quota.Bytes(8 << 30), MinTotal: quota.Share(1, 4), Default: &quota.Default{Kind: quota.DefaultUnlimited}},
@@ -220,6 +219,7 @@ func TestParseErrors(t *testing.T) {
 		{"metrics-address = \"example.org:9836\"", `E1503 c line 1: metrics-address "example.org:9836" is not an address such as "127.0.0.1:9836"`},
 		{"metrics-address = \"[::1]:0\"", `E1503 c line 1: metrics-address "[::1]:0" is not an address such as "127.0.0.1:9836"`},
 		{"shim-delivery = \"stub\"", `E1505 c line 1: shim-delivery "stub" is not enforced by this version of gpufence: write preload`},
+		{"[accept.cri]\nresize-by-annotation = true", `E1505 c line 2: accept.cri.resize-by-annotation "true" is not enforced by this version of gpufence: write false`},
 		{"[accept.cri]\nenv = \"yes\"", `E1503 c line 2: accept.cri.env "yes" is neither true nor false: write one of them, without quotes`},
 		{"[accept.dokcer]\nenv = true", `E1503 c line 2: accept.dokcer.env is of no engine that exists: write docker`},
 		{"[accept.lxc]\nresize-by-annotation = false", `E1503 c line 2: accept.lxc.resize-by-annotation is of no engine that exists: the engines are cri, crio, docker, podman, oci`},

@@ -29,7 +29,7 @@ func (a *app) apply(stdin io.Reader) *cobra.Command {
 		Short: "follow the changed annotations of running pods",
 		Long: "apply reads manifests of Pods (YAML or JSON, several in one file, Lists as `kubectl get pods -o\n" +
 			"yaml` prints them; - is standard input) and makes the limits of their containers on this node what\n" +
-			"the annotations say now. Node policy decides who may: accept.<engine>.resize-by-annotation.",
+			"the annotations say now, within node policy, as set would.",
 		Example:           "  gpufence apply -f pod.yaml\n  kubectl get pods -n team-a -o yaml | gpufence apply -f -",
 		Args:              exactly(0, "no arguments but -f FILE"),
 		ValidArgsFunction: cobra.NoFileCompletions,
