@@ -59,9 +59,9 @@ type PrepareRequest struct {
 	ShimDir string `json:"shim_dir"`
 	// ShimAbsent, when not empty, says why the shim cannot be delivered: "musl", "static", ...
 	ShimAbsent string `json:"shim_absent,omitempty"`
-	// WideLib says that the image's /lib is its 64-bit one, so that this is what $LIB stands for.
-	// Elsewhere it is the 32-bit one's, or nobody's.
-	WideLib bool `json:"wide_lib,omitempty"`
+	// NarrowLib says that the image keeps a 32-bit C library in /lib, so that this is what $LIB
+	// stands for in 32-bit programs. Elsewhere it is that in 64-bit ones, or in none.
+	NarrowLib bool `json:"narrow_lib,omitempty"`
 	// TerminationLog is the host path of the container's termination message, if any.
 	TerminationLog string `json:"termination_log,omitempty"`
 	Privileged     bool   `json:"privileged,omitempty"`

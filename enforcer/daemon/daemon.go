@@ -321,15 +321,15 @@ func shimLibrary(configured string) string {
 }
 
 // libFolders are what $LIB stands for in a container: what Debian's loader and its relatives make
-// of it, and everybody else's. "lib" is Fedora's 32-bit loader's, and Arch's 64-bit one's; wideLib
-// says which it is.
-func libFolders(wideLib bool) (own, narrow []string) {
+// of it, and everybody else's. "lib" is Fedora's 32-bit loader's, and the 64-bit one's of Arch and
+// Nix; narrowLib says which it is.
+func libFolders(narrowLib bool) (own, narrow []string) {
 	if runtime.GOARCH == "arm64" {
 		return []string{"lib64", "lib/aarch64-linux-gnu", "lib"}, nil
 	}
 	own, narrow = []string{"lib64", "lib/x86_64-linux-gnu"}, []string{"lib32", "lib/i386-linux-gnu"}
-	if wideLib {
-		return append(own, "lib"), narrow
+	if narrowLib {
+		return own, append(narrow, "lib")
 	}
 	return own, append(narrow, "lib")
 }

@@ -16,17 +16,17 @@ func TestLibrariesByFolder(t *testing.T) {
 	}
 	own, narrow := "/l/libgpufence.so", "/l/libgpufence32.so"
 	for _, test := range []struct {
-		name  string
-		lib32 string
-		wide  bool
-		want  []library
+		name   string
+		lib32  string
+		narrow bool
+		want   []library
 	}{
-		{"usual", narrow, false, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}, {narrow, "lib32"}, {narrow, "lib/i386-linux-gnu"}, {narrow, "lib"}}},
-		{"64-bit /lib", narrow, true, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}, {own, "lib"}, {narrow, "lib32"}, {narrow, "lib/i386-linux-gnu"}}},
-		{"no companion", "", false, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}}},
-		{"no companion, 64-bit /lib", "", true, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}, {own, "lib"}}},
+		{"usual", narrow, false, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}, {own, "lib"}, {narrow, "lib32"}, {narrow, "lib/i386-linux-gnu"}}},
+		{"32-bit /lib", narrow, true, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}, {narrow, "lib32"}, {narrow, "lib/i386-linux-gnu"}, {narrow, "lib"}}},
+		{"no companion", "", false, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}, {own, "lib"}}},
+		{"no companion, 32-bit /lib", "", true, []library{{own, "lib64"}, {own, "lib/x86_64-linux-gnu"}}},
 	} {
-		if got := libraries(own, test.lib32, test.wide); !slices.Equal(got, test.want) {
+		if got := libraries(own, test.lib32, test.narrow); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
 	}

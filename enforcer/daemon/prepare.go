@@ -549,7 +549,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		}
 	}
 	if shim {
-		files, err := d.makePages(p, c, req.ShimDir, preload, libraries(lib, lib32, req.WideLib))
+		files, err := d.makePages(p, c, req.ShimDir, preload, libraries(lib, lib32, req.NarrowLib))
 		if err != nil {
 			return undo(quota.NewError(quota.CodePages, "the container's shared pages cannot be made: %w", err).
 				WithHint("see that %s is a local file system with room, and that gpufenced may mount a tmpfs", d.cfg.RunDir))
@@ -660,8 +660,8 @@ func resolveCompanion(configured, lib string) (string, error) {
 type library struct{ source, folder string }
 
 // libraries puts each library under every folder that $LIB may stand for in its programs.
-func libraries(lib, lib32 string, wideLib bool) []library {
-	own, narrow := libFolders(wideLib)
+func libraries(lib, lib32 string, narrowLib bool) []library {
+	own, narrow := libFolders(narrowLib)
 	var out []library
 	for _, folder := range own {
 		out = append(out, library{lib, folder})

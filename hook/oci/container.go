@@ -64,7 +64,7 @@ type container struct {
 	rootfs string // absolute
 
 	shimDir        string
-	wideLib        bool
+	narrowLib      bool
 	terminationLog string // on the host; "" if there is none
 }
 

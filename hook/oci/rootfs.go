@@ -222,9 +222,9 @@ func (im image) loader(args, env []string, cwd string) plan.Loader {
 	return plan.LoaderUnknown
 }
 
-// wideLib says whether the image's /lib is its 64-bit one, as in Arch; its loaders take $LIB for
-// that. Elsewhere the 64-bit C library lies in /lib64, or in Debian's folders.
-func (im image) wideLib() bool {
+// narrowLib says whether the image keeps a 32-bit C library in /lib, as Fedora does. Only then do
+// 32-bit programs take $LIB for that; in Arch and Nix it is the 64-bit ones that do.
+func (im image) narrowLib() bool {
 	f, _, err := im.open("/lib/libc.so.6")
 	if err != nil {
 		return false
@@ -232,7 +232,7 @@ func (im image) wideLib() bool {
 	defer f.Close()
 	var ident [5]byte
 	_, err = f.ReadAt(ident[:], 0)
-	return err == nil && string(ident[:]) == "\x7fELF\x02"
+	return err == nil && string(ident[:]) == "\x7fELF\x01"
 }
 
 func (im image) loaderOfFile(f *os.File, script bool) plan.Loader {

@@ -391,16 +391,16 @@ func FuzzELFInterpreter(f *testing.F) {
 	})
 }
 
-func TestWideLib(t *testing.T) {
+func TestNarrowLib(t *testing.T) {
 	root := t.TempDir()
 	im := image{root: root}
-	if im.wideLib() {
-		t.Error("an empty image has a 64-bit /lib")
+	if im.narrowLib() {
+		t.Error("an empty image has a 32-bit /lib")
 	}
 	link(t, "usr/lib", filepath.Join(root, "lib"))
-	for text, want := range map[string]bool{"\x7fELF\x02\x01": true, "\x7fELF\x01\x01": false, "\x7fELF": false, "INPUT(libc.so.6)": false} {
+	for text, want := range map[string]bool{"\x7fELF\x01\x01": true, "\x7fELF\x02\x01": false, "\x7fELF": false, "INPUT(libc.so.6)": false} {
 		writeFile(t, filepath.Join(root, "usr/lib/libc.so.6"), text)
-		if got := im.wideLib(); got != want {
+		if got := im.narrowLib(); got != want {
 			t.Errorf("%q: %v", text, got)
 		}
 	}

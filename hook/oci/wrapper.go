@@ -310,7 +310,7 @@ func (w Wrapper) readImage(c *container) error {
 		return err
 	}
 	c.input.ImageLoader = im.loader(c.args, c.input.Env, c.cwd)
-	c.wideLib = im.wideLib()
+	c.narrowLib = im.narrowLib()
 	return nil
 }
 
@@ -322,8 +322,8 @@ func prepareRequest(c *container, r plan.Request, key api.ContainerKey, bundle s
 		}
 	}
 	req := api.PrepareRequest{
-		WideLib: c.wideLib,
-		Key:     key, Pod: c.pod, ContainerName: c.name, Bundle: bundle,
+		NarrowLib: c.narrowLib,
+		Key:       key, Pod: c.pod, ContainerName: c.name, Bundle: bundle,
 		Annotations:    ours,
 		Env:            quota.OurEnv(c.input.Env),
 		Devices:        api.DeviceRequest{Selectors: r.Selectors, Present: r.Present},

@@ -413,9 +413,9 @@ func small(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// wide makes of an image one that keeps its 64-bit C library in /lib, as Arch's do: there $LIB is
-// lib. That is compiled into the loader.
-func wide(t *testing.T, from string) string {
+// wide makes of an image one whose 64-bit loader takes $LIB for lib, which is compiled into it. Such
+// are Arch's, with the C library in /lib, and Nix's, with it elsewhere.
+func wide(t *testing.T, from string, inLib bool) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "root")
 	if out, err := exec.CommandContext(t.Context(), "cp", "-a", from, root).CombinedOutput(); err != nil {
@@ -434,6 +434,9 @@ func wide(t *testing.T, from string) string {
 	}
 	if err := os.WriteFile(loader, bytes.Replace(text, is, becomes, 1), 0o755); err != nil {
 		t.Fatal(err)
+	}
+	if !inLib {
+		return root
 	}
 	if err := copyFile(filepath.Join(lib, "x86_64-linux-gnu", "libc.so.6"), filepath.Join(lib, "libc.so.6")); err != nil {
 		t.Fatal(err)
@@ -502,6 +505,7 @@ func TestImages(t *testing.T) {
 		{image{name: "read-only root", root: newRoot, args: client, stderr: complaint, readonly: true, client: true, exits: true, shim: "seen"}, newErr, ""},
 		{image{name: "user namespace", root: newRoot, args: client, stderr: complaint, userns: true, client: true, exits: true, shim: "seen"}, newErr, ""},
 		{image{name: "64-bit lib", root: newRoot, args: client, stderr: complaint, client: true, exits: true, shim: "seen"}, newErr, "ld"},
+		{image{name: "library elsewhere", root: newRoot, args: client, stderr: complaint, client: true, exits: true, shim: "seen"}, newErr, "ld"},
 		{image{name: "no GPU program", root: newRoot, args: waits, stderr: complaint, exits: true, shim: "delivered"}, newErr, ""},
 		{image{name: "32-bit", root: narrowRoot, args: waits, stderr: complaint, exits: true, shim: "delivered"}, narrowErr, ""},
 		{image{name: "static", args: append(shell[:3:3], greeting+"/bypass 16 10 128"), stderr: complaint, shim: "absent(static)"}, oldErr, "busybox"},
@@ -520,7 +524,7 @@ func TestImages(t *testing.T) {
 			}
 			switch test.needs {
 			case "ld":
-				test.root = wide(t, newRoot)
+				test.root = wide(t, newRoot, test.name == "64-bit lib")
 			case "busybox":
 				test.root = small(t, map[string]string{"bin/busybox": program, "bypass": filepath.Join(dist, "clients/bypass")})
 			case "musl-gcc":
