@@ -349,8 +349,9 @@ static int total_sub(struct process *p, uint64_t registration, unsigned gpu, uns
 	return 0;
 }
 
-/* One try: 0, -ENOMEM, -ESTALE: with another registration again, -EOVERFLOW. */
-static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t units)
+/* One try: 0, -ENOMEM, -ESTALE: with another registration again, -EOVERFLOW. What is there already
+ * is not judged. */
+static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, unsigned counter, uint64_t units, bool there)
 {
 	enum ledger_counter c = (enum ledger_counter)counter;
 	uint32_t slot = slot_of(registration), generation = generation_of(registration);
@@ -358,7 +359,7 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 	if (slot == SLOT_PRIVATE) {
 		r = total_add(p, registration, gpu, counter, units);
 		ACCOUNT_STEP(ANNOUNCED);
-		if (r == 0 && judge(p, registration, gpu) == OVER) {
+		if (r == 0 && !there && judge(p, registration, gpu) == OVER) {
 			/* If it is of another epoch by now, the charge went along and is taken there. */
 			uint64_t taken;
 			while (total_sub(p, registration, gpu, counter, units, &taken) != 0) {
@@ -387,7 +388,7 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 		r = total_add(p, registration, gpu, counter, units);
 		break;
 	case OVER:
-		r = -ENOMEM;
+		r = there ? total_add(p, registration, gpu, counter, units) : -ENOMEM;
 		break;
 	case LOST:
 		r = -ESTALE;
@@ -416,14 +417,14 @@ static uint64_t registered(struct process *p)
 }
 
 /* As reserve_once, over changes of the registration. -EBUSY: not possible, and no more so later. */
-static int reserve_here(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
+static int reserve_here(struct process *p, unsigned gpu, unsigned counter, uint64_t units, bool there)
 {
 	for (int restarts = 0; restarts < RESTARTS; restarts++) {
 		uint64_t registration = registered(p);
 		if (registration == 0)
 			return -EBUSY;
 		ACCOUNT_STEP(READ);
-		int r = reserve_once(p, registration, gpu, counter, units);
+		int r = reserve_once(p, registration, gpu, counter, units, there);
 		if (r != -ESTALE)
 			return r;
 		if (!register_again(p, registration))
@@ -468,7 +469,7 @@ __attribute__((noinline)) static int reserve_slowly(struct process *p, unsigned 
 		} else {
 			pages_sleep_ns(random_below(UINT64_C(10000) << i));
 		}
-		int r = reserve_here(p, gpu, counter, units);
+		int r = reserve_here(p, gpu, counter, units, false);
 		if (r == 0)
 			return 0;
 	}
@@ -479,7 +480,7 @@ __attribute__((noinline)) static int reserve_slowly(struct process *p, unsigned 
 	if (fd == -EINVAL) {
 		/* It was cut, and touching it would be fatal: on with the totals alone. */
 		register_again(p, word_load_acquire(&p->registration));
-		return reserve_here(p, gpu, counter, units);
+		return reserve_here(p, gpu, counter, units, false);
 	}
 	bool locked = false;
 	if (fd >= 0) {
@@ -494,7 +495,7 @@ __attribute__((noinline)) static int reserve_slowly(struct process *p, unsigned 
 			pages_sleep_ns(50000 + random_below(200000));
 	}
 	/* Also without the lock: it brings progress, not safety. */
-	int r = reserve_here(p, gpu, counter, units);
+	int r = reserve_here(p, gpu, counter, units, false);
 	if (fd >= 0) {
 		/* Not left to close: a fork in another thread may have copied the descriptor. */
 		if (locked)
@@ -531,10 +532,19 @@ int account_reserve(int gpu, enum account_counter counter, uint64_t bytes)
 		return 0;
 	if (units > GPUFENCE_UNITS_MASK)
 		return -ENOMEM;
-	int r = reserve_here(p, (unsigned)gpu, counter, units);
+	int r = reserve_here(p, (unsigned)gpu, counter, units, false);
 	if (r == -ENOMEM)
 		r = reserve_slowly(p, (unsigned)gpu, counter, units);
 	return r == 0 ? 0 : -ENOMEM;
+}
+
+void account_charge(int gpu, enum account_counter counter, uint64_t bytes)
+{
+	struct process *p = for_gpu(gpu);
+	uint64_t units = units_of(bytes);
+	/* If it is not possible, gpufenced sees it as unaccounted. */
+	if (p != NULL && units != 0 && units <= GPUFENCE_UNITS_MASK)
+		(void)reserve_here(p, (unsigned)gpu, counter, units, true);
 }
 
 void account_release(int gpu, enum account_counter counter, uint64_t bytes)

@@ -37,6 +37,9 @@ int account_gpu(const uint8_t uuid[16]);
  * container's or the pod's memory.max would be crossed. The caller counts the event. */
 int account_reserve(int gpu, enum account_counter counter, uint64_t bytes);
 
+/* Charges what the driver has taken already, whatever the limits say. */
+void account_charge(int gpu, enum account_counter counter, uint64_t bytes);
+
 /* Takes a charge back: after the driver freed, or when it did not allocate. */
 void account_release(int gpu, enum account_counter counter, uint64_t bytes);
 

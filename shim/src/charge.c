@@ -1,14 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "charge.h"
 
+#include "../abi.h"
 #include "debug.h"
 #include "device.h"
+#include "kept.h"
 
 /* As the driver takes it: shared blocks for small allocations, whole blocks for others. */
 static uint64_t taken(uint64_t bytes)
 {
 	uint64_t up = bytes + (CHARGE_BLOCK_BYTES - 1);
 	return up < bytes ? UINT64_MAX : up / CHARGE_BLOCK_BYTES * CHARGE_BLOCK_BYTES;
+}
+
+int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes)
+{
+	int r = account_reserve(gpu, counter, bytes);
+	return r != 0 && kept_give_back(gpu) ? account_reserve(gpu, counter, bytes) : r;
 }
 
 void charge_refused(int gpu, const char *call, uint64_t bytes)
@@ -24,7 +32,7 @@ bool charge_begin_on(struct charge *c, const char *call, int gpu, enum account_c
 	if (c->gpu < 0)
 		return true;
 	c->bytes = taken(bytes);
-	if (account_reserve(c->gpu, counter, c->bytes) == 0)
+	if (charge_reserve(c->gpu, counter, c->bytes) == 0)
 		return true;
 	charge_refused(c->gpu, call, bytes);
 	return false;
@@ -47,7 +55,7 @@ bool charge_settle(struct charge *c, const char *call, uint64_t bytes)
 	uint64_t now = taken(bytes);
 	if (now < c->bytes) {
 		account_release(c->gpu, c->counter, c->bytes - now);
-	} else if (now > c->bytes && account_reserve(c->gpu, c->counter, now - c->bytes) != 0) {
+	} else if (now > c->bytes && charge_reserve(c->gpu, c->counter, now - c->bytes) != 0) {
 		account_release(c->gpu, c->counter, c->bytes);
 		charge_refused(c->gpu, call, bytes);
 		return false;
@@ -87,6 +95,38 @@ CUresult charge_end(const struct charge *c, CUresult result, uint64_t pointer)
 	return result;
 }
 
+static uint64_t small_arrays[GPUFENCE_GPUS]; /* bytes */
+
+static uint64_t blocks_of(uint64_t bytes) { return (bytes + CHARGE_BLOCK_BYTES - 1) / CHARGE_BLOCK_BYTES; }
+
+bool charge_array_small(int gpu, const char *call, uint64_t bytes)
+{
+	if (gpu < 0)
+		return true;
+	/* Whoever adds to the sum pays for the blocks that this opens. */
+	uint64_t before = __atomic_fetch_add(&small_arrays[gpu], bytes, __ATOMIC_ACQ_REL);
+	uint64_t opens = blocks_of(before + bytes) - blocks_of(before);
+	if (opens == 0 || charge_reserve(gpu, ACCOUNT_DEVICE, opens * CHARGE_BLOCK_BYTES) == 0)
+		return true;
+	before = __atomic_fetch_sub(&small_arrays[gpu], bytes, __ATOMIC_ACQ_REL);
+	uint64_t closes = blocks_of(before) - blocks_of(before - bytes);
+	/* Others may have counted on the block in between: then it is theirs. */
+	if (closes < opens)
+		account_charge(gpu, ACCOUNT_DEVICE, (opens - closes) * CHARGE_BLOCK_BYTES);
+	else
+		account_release(gpu, ACCOUNT_DEVICE, (closes - opens) * CHARGE_BLOCK_BYTES);
+	charge_refused(gpu, call, bytes);
+	return false;
+}
+
+void charge_array_small_gone(int gpu, uint64_t bytes)
+{
+	if (gpu < 0)
+		return;
+	uint64_t before = __atomic_fetch_sub(&small_arrays[gpu], bytes, __ATOMIC_ACQ_REL);
+	account_release(gpu, ACCOUNT_DEVICE, (blocks_of(before) - blocks_of(before - bytes)) * CHARGE_BLOCK_BYTES);
+}
+
 void charge_undo(const struct track_block *b)
 {
 	switch ((enum track_kind)b->kind) {
@@ -96,6 +136,12 @@ void charge_undo(const struct track_block *b)
 		break;
 	case TRACK_MANAGED:
 		account_release(b->gpu, ACCOUNT_MANAGED, b->bytes);
+		break;
+	case TRACK_PIECE:
+		kept_freed(b, KEPT_ANY_STREAM);
+		break;
+	case TRACK_ARRAY:
+		charge_array_small_gone(b->gpu, b->bytes);
 		break;
 	case TRACK_DEVICE:
 		account_release(b->gpu, ACCOUNT_DEVICE, b->bytes);

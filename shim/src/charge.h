@@ -30,6 +30,10 @@ struct charge {
 	bool small;
 };
 
+/* account_reserve; where a limit stands against it, once more after the driver gave back what it
+ * keeps for later (kept.h). Every hook charges through this. */
+int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes);
+
 /* Reserves on the current device what the driver will take for bytes. False: refused by a limit,
  * and counted. */
 bool charge_begin(struct charge *charge, const char *call, enum account_counter counter, uint64_t bytes);
@@ -49,6 +53,13 @@ CUresult charge_failed(int gpu, enum account_counter counter, uint64_t bytes, CU
 
 /* Counts and tells of a refusal by a limit. */
 void charge_refused(int gpu, const char *call, uint64_t bytes);
+
+/*
+ * Small arrays share the driver's blocks in a way that their handles do not show. They are charged
+ * as if they were packed: all of a GPU together, rounded up to whole blocks.
+ */
+bool charge_array_small(int gpu, const char *call, uint64_t bytes);
+void charge_array_small_gone(int gpu, uint64_t bytes);
 
 /* Takes back the charge of a block that is gone. */
 void charge_undo(const struct track_block *block);

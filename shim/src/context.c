@@ -3,6 +3,7 @@
 
 #include "account.h"
 #include "charge.h"
+#include "kept.h"
 #include "track.h"
 
 /* More than a GPU carries. A context for which there is no place stays charged until the process
@@ -116,4 +117,5 @@ void context_settle(const struct context *c)
 {
 	track_take_owner(c->owner, uncharge, NULL);
 	account_release(c->gpu, ACCOUNT_DEVICE, c->bytes);
+	kept_context_gone(c->gpu);
 }

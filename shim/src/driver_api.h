@@ -133,6 +133,116 @@ typedef CUresult fn_cuMulticastUnbind(CUmemGenericAllocationHandle, CUdevice, si
 #define CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL 9
 typedef CUresult fn_cuPointerGetAttribute(void *, int attribute, CUdeviceptr);
 
+#define CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT 5
+#define CU_MEMPOOL_ATTR_ALLOCATION_TYPE 9 /* these since CUDA 13 */
+#define CU_MEMPOOL_ATTR_LOCATION_ID 11
+#define CU_MEMPOOL_ATTR_LOCATION_TYPE 12
+#define CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT 2
+#define CU_STREAM_CAPTURE_STATUS_NONE 0
+#define CU_STREAM_LEGACY ((CUstream)1)
+#define CU_STREAM_PER_THREAD ((CUstream)2)
+
+typedef struct CUmemPoolProps_st {
+	int allocType, handleTypes;
+	CUmemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmemPoolProps;
+_Static_assert(sizeof(CUmemPoolProps) == 88, "pools");
+
+typedef CUresult fn_cuCtxPopCurrent_v2(CUcontext *);
+typedef CUresult fn_cuCtxPushCurrent_v2(CUcontext);
+typedef CUresult fn_cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
+typedef CUresult fn_cuDeviceGetGraphMemAttribute(CUdevice, int attribute, void *);
+typedef CUresult fn_cuDeviceGetMemPool(CUmemoryPool *, CUdevice);
+typedef CUresult fn_cuDeviceGraphMemTrim(CUdevice);
+typedef CUresult fn_cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+typedef CUresult fn_cuMemAllocAsync_ptsz(CUdeviceptr *, size_t, CUstream);
+typedef CUresult fn_cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+typedef CUresult fn_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+typedef CUresult fn_cuMemFreeAsync(CUdeviceptr, CUstream);
+typedef CUresult fn_cuMemFreeAsync_ptsz(CUdeviceptr, CUstream);
+typedef CUresult fn_cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
+typedef CUresult fn_cuMemPoolDestroy(CUmemoryPool);
+typedef CUresult fn_cuMemPoolGetAttribute(CUmemoryPool, int attribute, void *);
+typedef CUresult fn_cuMemPoolImportFromShareableHandle(CUmemoryPool *, void *, int type, unsigned long long flags);
+typedef CUresult fn_cuMemPoolTrimTo(CUmemoryPool, size_t);
+typedef CUresult fn_cuStreamGetCtx(CUstream, CUcontext *);
+typedef CUresult fn_cuStreamGetDevice(CUstream, CUdevice *);
+typedef CUresult fn_cuStreamIsCapturing(CUstream, int *status);
+typedef CUresult fn_cuStreamIsCapturing_ptsz(CUstream, int *status);
+
+/* Both forms of a node that allocates have this layout. */
+typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_st {
+	CUmemPoolProps poolProps;
+	const void *accessDescs;
+	size_t accessDescCount, bytesize;
+	CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st {
+	cuuint64_t flags;
+	CUstream hUploadStream;
+	CUgraphNode hErrNode_out;
+	int result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+_Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120 && sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32, "graphs");
+#define CU_GRAPH_NODE_TYPE_GRAPH 4
+#define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
+#define CU_GRAPH_NODE_TYPE_MEM_FREE 11
+#define CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD 2
+
+typedef CUresult fn_cuGraphChildGraphNodeGetGraph(CUgraphNode, CUgraph *);
+typedef CUresult fn_cuGraphExecDestroy(CUgraphExec);
+typedef CUresult fn_cuGraphGetNodes(CUgraph, CUgraphNode *, size_t *count);
+typedef CUresult fn_cuGraphInstantiate(CUgraphExec *, CUgraph, CUgraphNode *error, char *log, size_t);
+typedef CUresult fn_cuGraphInstantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *error, char *log, size_t);
+typedef CUresult fn_cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long flags);
+typedef CUresult fn_cuGraphInstantiateWithParams(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
+typedef CUresult fn_cuGraphInstantiateWithParams_ptsz(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
+typedef CUresult fn_cuGraphLaunch(CUgraphExec, CUstream);
+typedef CUresult fn_cuGraphLaunch_ptsz(CUgraphExec, CUstream);
+typedef CUresult fn_cuGraphMemAllocNodeGetParams(CUgraphNode, CUDA_MEM_ALLOC_NODE_PARAMS *);
+typedef CUresult fn_cuGraphMemFreeNodeGetParams(CUgraphNode, CUdeviceptr *);
+typedef CUresult fn_cuGraphNodeGetType(CUgraphNode, int *type);
+typedef CUresult fn_cuGraphUpload(CUgraphExec, CUstream);
+typedef CUresult fn_cuGraphUpload_ptsz(CUgraphExec, CUstream);
+
+typedef struct CUDA_ARRAY_DESCRIPTOR_st {
+	size_t Width, Height;
+	int Format;
+	unsigned int NumChannels;
+} CUDA_ARRAY_DESCRIPTOR;
+typedef struct CUDA_ARRAY_DESCRIPTOR_v1_st {
+	unsigned int Width, Height;
+	int Format;
+	unsigned int NumChannels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct CUDA_ARRAY3D_DESCRIPTOR_st {
+	size_t Width, Height, Depth;
+	int Format;
+	unsigned int NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+typedef struct CUDA_ARRAY3D_DESCRIPTOR_v1_st {
+	unsigned int Width, Height, Depth;
+	int Format;
+	unsigned int NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+_Static_assert(sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40 && sizeof(CUDA_ARRAY3D_DESCRIPTOR_v1) == 24, "arrays");
+#define CUDA_ARRAY3D_LAYERED 0x01u
+#define CUDA_ARRAY3D_CUBEMAP 0x04u
+#define CUDA_ARRAY3D_SPARSE 0x40u
+#define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80u
+
+typedef CUresult fn_cuArray3DCreate(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR_v1 *);
+typedef CUresult fn_cuArray3DCreate_v2(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *);
+typedef CUresult fn_cuArrayCreate(CUarray *, const CUDA_ARRAY_DESCRIPTOR_v1 *);
+typedef CUresult fn_cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
+typedef CUresult fn_cuArrayDestroy(CUarray);
+typedef CUresult fn_cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int levels);
+typedef CUresult fn_cuMipmappedArrayDestroy(CUmipmappedArray);
+
 typedef int nvmlReturn_t;
 #define NVML_SUCCESS 0
 #define NVML_ERROR_FUNCTION_NOT_FOUND 13

@@ -35,7 +35,7 @@ static bool creation_begin(struct creation *c, const char *call, CUdevice device
 		return true;
 	}
 	c->bytes = view.context_bytes;
-	if (account_reserve(c->gpu, ACCOUNT_DEVICE, c->bytes) == 0)
+	if (charge_reserve(c->gpu, ACCOUNT_DEVICE, c->bytes) == 0)
 		return true;
 	charge_refused(c->gpu, call, c->bytes);
 	return false;

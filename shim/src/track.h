@@ -16,6 +16,8 @@ enum track_kind {
 	TRACK_DEVICE,  /* charged by itself: bytes */
 	TRACK_SMALL,   /* lies in a shared 2 MiB block: the block is charged, not it */
 	TRACK_MANAGED,
+	TRACK_PIECE,   /* of what a pool keeps (owner: the pool), which is charged */
+	TRACK_ARRAY,   /* a small array: charged with all others of the GPU */
 };
 
 struct track_block {
