@@ -168,6 +168,7 @@ func (d *Daemon) throw(position, reason, what string) error {
 	for _, p := range d.reg.Pods() {
 		d.publish(p)
 	}
+	d.judgeHealth()
 	d.notifyState()
 	d.notify()
 	return nil
@@ -427,9 +428,15 @@ func (d *Daemon) notifyState() {
 func (d *Daemon) ticked(next time.Duration) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.node.tickBy.Store(int64(d.mono() + next))
+	d.judgeHealth()
+	return next
+}
+
+// judgeHealth works out what probes hear from now on. The caller holds mu.
+func (d *Daemon) judgeHealth() {
 	n := &d.node
 	now := d.mono()
-	n.tickBy.Store(int64(now + next))
 	h := api.Health{Live: true, Ready: true}
 	switch err := d.noGPUs(); {
 	case n.sw.Position == api.SwitchQuiesced:
@@ -454,7 +461,6 @@ func (d *Daemon) ticked(next time.Duration) time.Duration {
 		h.Ready = usable
 	}
 	n.health.Store(&h)
-	return next
 }
 
 // Health implements [api.Service], without any lock.

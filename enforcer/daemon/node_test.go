@@ -53,7 +53,9 @@ func TestQuiesceAndResume(t *testing.T) {
 	if !strings.Contains(err.Error(), "driver upgrade") {
 		t.Errorf("the refusal does not say why: %v", err)
 	}
-	b.eventually("probes hear of it", func() bool { h, err := d.Health(ctxb()); return err == nil && h.Live && !h.Ready })
+	if h, err := d.Health(ctxb()); err != nil || !h.Live || h.Ready || h.Why == "" {
+		t.Errorf("probes hear %+v, %v", h, err)
+	}
 	// Over its limit now, but nothing is known: nobody is asked, nobody is killed.
 	b.gpu.set(p.pid, 4*gib)
 	b.gpu.mu.Lock()

@@ -224,12 +224,15 @@ func (a *app) pack(ctx context.Context, p *packer, root string) error {
 		}
 	}
 	same := func(b []byte) []byte { return b }
-	for _, f := range []struct{ name, path string }{
-		{"config.toml", path}, {config.LastGoodName, lastGood}, {"host/os-release", "/etc/os-release"},
-		{"host/kernel", "/proc/sys/kernel/osrelease"}, {"host/cmdline", "/proc/cmdline"}, {"host/driver", "/proc/driver/nvidia/version"},
-		{"host/cgroups", "/proc/self/cgroup"},
+	for _, f := range []struct {
+		name, path string
+		redact     func([]byte) []byte
+	}{
+		{"config.toml", path, same}, {config.LastGoodName, lastGood, same}, {"host/os-release", "/etc/os-release", same},
+		{"host/kernel", "/proc/sys/kernel/osrelease", same}, {"host/cmdline", "/proc/cmdline", redactCmdline}, {"host/driver", "/proc/driver/nvidia/version", same},
+		{"host/cgroups", "/proc/self/cgroup", same},
 	} {
-		if err := p.addFile(f.name, at(f.path), same); err != nil {
+		if err := p.addFile(f.name, at(f.path), f.redact); err != nil {
 			return err
 		}
 	}
@@ -277,6 +280,21 @@ func redactJSON(text []byte) []byte {
 		return line.Bytes()
 	}
 	return out.Bytes()
+}
+
+// redactCmdline keeps of the kernel's command line what decides about fences: people put tokens
+// there, too.
+func redactCmdline(text []byte) []byte {
+	words := strings.Fields(string(text))
+	for i, w := range words {
+		name, _, has := strings.Cut(w, "=")
+		ours := slices.ContainsFunc([]string{"lsm", "security", "cgroup", "systemd.unified_cgroup", "systemd.legacy_systemd_cgroup", "nvidia", "iommu", "intel_iommu", "amd_iommu", "pci"},
+			func(p string) bool { return strings.HasPrefix(name, p) })
+		if has && !ours {
+			words[i] = name + "=" + redacted
+		}
+	}
+	return []byte(strings.Join(words, " ") + "\n")
 }
 
 func redact(v any) any {
