@@ -148,7 +148,8 @@ struct gpufence_slot {
 	uint64_t flags;            /* 0x20 zero today */
 	uint64_t allocs;           /* 0x28 statistics, relaxed */
 	uint64_t frees;            /* 0x30 */
-	uint64_t reserved[9];      /* 0x38 */
+	uint32_t throttled_ms[GPUFENCE_GPUS]; /* 0x38 slowed above memory.high, by GPU; stops at its greatest number */
+	uint64_t reserved;         /* 0x78 */
 	struct gpufence_slot_gpu gpu[GPUFENCE_GPUS]; /* 0x80, indexed as in the limits page */
 };
 
@@ -191,6 +192,7 @@ _Static_assert(offsetof(struct gpufence_limits, latch) == 0x40, "latch");
 _Static_assert(offsetof(struct gpufence_limits, copies) == 0x80, "copies");
 _Static_assert(sizeof(struct gpufence_limits) == 0x80 + 2 * (0x10 + 0x80 * 16), "limits");
 _Static_assert(sizeof(struct gpufence_slot_gpu) == 64, "slot_gpu");
+_Static_assert(offsetof(struct gpufence_slot, throttled_ms) == 0x38, "slot.throttled_ms");
 _Static_assert(offsetof(struct gpufence_slot, gpu) == 0x80, "slot.gpu");
 _Static_assert(sizeof(struct gpufence_slot) == 0x80 + 64 * 16, "slot");
 _Static_assert(sizeof(struct gpufence_ledger) == 0x40, "ledger header");

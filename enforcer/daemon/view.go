@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"time"
 
@@ -144,6 +145,7 @@ func (d *Daemon) viewGPU(c *registry.Container, g quota.GPU) api.ContainerGPU {
 		reported = p.Totals.Of(c.Folder(), i)
 	}
 	v.Events.High, v.Events.Max, v.Events.Device = reported.High, reported.Max, reported.Device
+	plus(&v.ThrottledNS, min(reported.ThrottledMS, math.MaxUint64/1_000_000)*1_000_000)
 	gs := d.gpus[g.UUID]
 	if gs == nil {
 		return v

@@ -101,7 +101,8 @@ const (
 	slotFlags            = 0x20
 	slotAllocs           = 0x28
 	slotFrees            = 0x30
-	slotReserved         = 0x38
+	slotThrottled        = 0x38
+	slotReserved         = 0x78
 	slotGPU              = 0x80
 	slotBytes            = slotGPU + GPUs*slotGPUBytes
 	headerMagic          = 0x00

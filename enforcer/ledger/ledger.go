@@ -236,6 +236,8 @@ func parseSlot(b []byte, index int) (s Slot, why string) {
 			Max:    le.Uint64(e[slotGPUEventsMax:]),
 			Device: le.Uint64(e[slotGPUEventsDevice:]),
 			High:   le.Uint64(e[slotGPUEventsHigh:]),
+
+			ThrottledMS: uint64(le.Uint32(b[slotThrottled+4*i:])),
 		}
 	}
 	return s, ""

@@ -680,6 +680,7 @@ func TestSnapshot(t *testing.T) {
 	w.m.store(w.gpu(3, 1, slotGPUEventsMax), 1)
 	w.m.store(w.gpu(3, 1, slotGPUEventsDevice), 2)
 	w.m.store(w.gpu(3, 1, slotGPUEventsHigh), 3)
+	w.m.store(w.word(3, slotThrottled), 4<<32) // of GPU 1: two halves a word
 	w.m.store(w.gpu(16, 0, slotGPUDevice), counter(0, 5)) // overflow
 	w.m.store(headerReclaimRequest, 4)
 	if s, err = p.Ledger().Snapshot(); err != nil {
@@ -688,7 +689,7 @@ func TestSnapshot(t *testing.T) {
 	want := &Snapshot{ReclaimRequest: 4, Overflow: Slot{Index: 16}}
 	want.Overflow.GPU[0].DeviceBytes = 5 * UnitBytes
 	slot := Slot{Index: 3, Owner: Owner{9, SlotLive, 77}, PIDNSInode: 4026531836, StartTicks: 555, ContainerIndex: 2, ShimABI: 0x10000, Allocs: 11, Frees: 12}
-	slot.GPU[1] = SlotGPU{DeviceBytes: 1 << 20, ManagedBytes: 8192, Peak: [2]Peak{{40, 300 * UnitBytes}, {41, 1 << 20}}, Events: SlotEvents{1, 2, 3}}
+	slot.GPU[1] = SlotGPU{DeviceBytes: 1 << 20, ManagedBytes: 8192, Peak: [2]Peak{{40, 300 * UnitBytes}, {41, 1 << 20}}, Events: SlotEvents{1, 2, 3, 4}}
 	want.Slots = []Slot{slot}
 	if diff := cmp.Diff(want, s); diff != "" {
 		t.Error(diff)
@@ -1006,13 +1007,13 @@ func TestTotalsOnlyGrow(t *testing.T) {
 		s := &Snapshot{}
 		for i := range r.IntN(4) {
 			slot := Slot{Index: i, Owner: Owner{uint32(r.IntN(3)), SlotLive, 1}}
-			slot.GPU[0].Events = SlotEvents{r.Uint64N(10), r.Uint64N(1 << r.IntN(64)), r.Uint64()}
+			slot.GPU[0].Events = SlotEvents{r.Uint64N(10), r.Uint64N(1 << r.IntN(64)), r.Uint64(), r.Uint64N(1 << 32)}
 			s.Slots = append(s.Slots, slot)
 		}
 		totals.Observe(s, func(s *Slot) string { return string(rune('a' + r.IntN(2))) })
 		for _, c := range []string{"a", "b"} {
 			now := totals.Of(c, 0)
-			if now.Max < last[c].Max || now.Device < last[c].Device || now.High < last[c].High {
+			if now.Max < last[c].Max || now.Device < last[c].Device || now.High < last[c].High || now.ThrottledMS < last[c].ThrottledMS {
 				t.Fatalf("%s went from %+v to %+v", c, last[c], now)
 			}
 			last[c] = now

@@ -51,6 +51,8 @@ func (t *Totals) fold(s *Slot, container string) (changed bool) {
 			Max:    delta(last.Events.Max, now.Max, same),
 			Device: delta(last.Events.Device, now.Device, same),
 			High:   delta(last.Events.High, now.High, same),
+
+			ThrottledMS: delta(last.Events.ThrottledMS, now.ThrottledMS, same),
 		}
 		if t.seen == nil {
 			t.seen = map[slotGPUKey]seenEvents{}
@@ -58,7 +60,10 @@ func (t *Totals) fold(s *Slot, container string) (changed bool) {
 		}
 		if same {
 			// Within a generation a counter that fell is a lie; the greatest seen stays.
-			now = SlotEvents{max(now.Max, last.Events.Max), max(now.Device, last.Events.Device), max(now.High, last.Events.High)}
+			now = SlotEvents{
+				max(now.Max, last.Events.Max), max(now.Device, last.Events.Device), max(now.High, last.Events.High),
+				max(now.ThrottledMS, last.Events.ThrottledMS),
+			}
 		}
 		changed = changed || add != (SlotEvents{})
 		t.seen[key] = seenEvents{s.Generation, now}
@@ -68,6 +73,7 @@ func (t *Totals) fold(s *Slot, container string) (changed bool) {
 		sum := t.totals[container][gpu]
 		t.totals[container][gpu] = SlotEvents{
 			saturate(sum.Max, add.Max), saturate(sum.Device, add.Device), saturate(sum.High, add.High),
+			saturate(sum.ThrottledMS, add.ThrottledMS),
 		}
 	}
 	return changed

@@ -146,4 +146,6 @@ type SlotEvents struct {
 	Max    uint64 `json:"max"`    // refused: own limit
 	Device uint64 `json:"device"` // refused: the GPU is full
 	High   uint64 `json:"high"`   // delayed above memory.high
+
+	ThrottledMS uint64 `json:"throttled_ms,omitempty"` // for how long, added up
 }
