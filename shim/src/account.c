@@ -63,6 +63,7 @@ struct process {
 	uint64_t in_overflow; /* threads between announcing in the overflow slot and being done with it */
 	uint64_t totals[GPUFENCE_GPUS][COUNTERS]; /* [epoch:24 | units:40] */
 	struct limits limits;
+	uint64_t throttled_ns[GPUFENCE_GPUS]; /* that is not a whole millisecond yet */
 	char ledger_path[PAGES_PATH_MAX]; /* found once, when the limits page is opened */
 };
 
@@ -642,6 +643,51 @@ static uint64_t room(uint64_t max, uint64_t charged)
 	return charged < max ? max - charged : 0;
 }
 
+static uint64_t excess_over(uint64_t high, uint64_t charged)
+{
+	return high == GPUFENCE_UNLIMITED || charged <= high ? 0 : charged - high;
+}
+
+/* Of all that is charged now. */
+static struct ledger_sum sum_now(const struct process *p, unsigned gpu)
+{
+	uint64_t registration = word_load_acquire(&p->registration);
+	bool private = registration != 0 && slot_of(registration) == SLOT_PRIVATE;
+	return private || !word_load_acquire(&p->mapped) ? private_sum(p, gpu) :
+							   ledger_sum(&p->ledger, gpu, p->limits.container_index);
+}
+
+bool account_above_high(int gpu, struct account_high *high)
+{
+	struct process *p = for_gpu(gpu);
+	struct limits_gpu limit;
+	if (p == NULL || !limits_read(&p->limits, (unsigned)gpu, &limit) || !(limit.flags & GPUFENCE_GPU_FENCED) ||
+	    (limit.high_bytes == GPUFENCE_UNLIMITED && limit.pod_high_bytes == GPUFENCE_UNLIMITED))
+		return false;
+	struct ledger_sum sum = sum_now(p, (unsigned)gpu);
+	high->high_bytes = limit.high_bytes;
+	high->pod_high_bytes = limit.pod_high_bytes;
+	high->over_bytes = excess_over(limit.high_bytes, bytes_of(sum.container_units, limit.excess_bytes));
+	high->pod_over_bytes = excess_over(limit.pod_high_bytes, bytes_of(sum.pod_units, limit.pod_excess_bytes));
+	return high->over_bytes != 0 || high->pod_over_bytes != 0;
+}
+
+void account_throttled(int gpu, uint64_t ns)
+{
+	struct process *p = for_gpu(gpu);
+	struct gpufence_slot *s = p != NULL ? own_slot(p) : NULL;
+	if (s == NULL)
+		return;
+	uint64_t sum = __atomic_add_fetch(&p->throttled_ns[gpu], ns, __ATOMIC_RELAXED), whole = sum / MS;
+	/* Whoever is overtaken here leaves it to the one that was faster. */
+	if (whole == 0 || !word_swap(&p->throttled_ns[gpu], &sum, sum - whole * MS))
+		return;
+	uint32_t *to = &s->throttled_ms[gpu], now = half_load_relaxed(to), next;
+	do
+		next = whole > UINT32_MAX - now ? UINT32_MAX : now + (uint32_t)whole;
+	while (!__atomic_compare_exchange_n(to, &now, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 bool account_view(int gpu, struct account_view *view)
@@ -657,11 +703,7 @@ bool account_view(int gpu, struct account_view *view)
 			word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
 		pages_unlock(&p->registering);
 	}
-	uint64_t registration = word_load_acquire(&p->registration);
-	bool private = registration != 0 && slot_of(registration) == SLOT_PRIVATE;
-	struct ledger_sum sum = private || !word_load_acquire(&p->mapped) ?
-					private_sum(p, (unsigned)gpu) :
-					ledger_sum(&p->ledger, (unsigned)gpu, p->limits.container_index);
+	struct ledger_sum sum = sum_now(p, (unsigned)gpu);
 	uint64_t max = GPUFENCE_UNLIMITED, pod_max = GPUFENCE_UNLIMITED;
 	if (limit.flags & GPUFENCE_GPU_FENCED) {
 		max = limit.max_bytes;

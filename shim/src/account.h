@@ -55,6 +55,18 @@ struct account_view {
 	uint64_t module_bytes;  /* what to charge for a loaded module; 0: nothing */
 };
 
+/* How much is charged above memory.high, of the container's and of the pod's. */
+struct account_high {
+	uint64_t high_bytes, over_bytes;
+	uint64_t pod_high_bytes, pod_over_bytes;
+};
+
+/* Whether anything is. */
+bool account_above_high(int gpu, struct account_high *high);
+
+/* Counts time that somebody was slowed. */
+void account_throttled(int gpu, uint64_t ns);
+
 /* false for -1. */
 bool account_view(int gpu, struct account_view *view);
 

@@ -4,6 +4,7 @@
 #include "../abi.h"
 #include "debug.h"
 #include "device.h"
+#include "high.h"
 #include "kept.h"
 
 /* As the driver takes it: shared blocks for small allocations, whole blocks for others. */
@@ -16,7 +17,11 @@ static uint64_t taken(uint64_t bytes)
 int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes)
 {
 	int r = account_reserve(gpu, counter, bytes);
-	return r != 0 && kept_give_back(gpu) ? account_reserve(gpu, counter, bytes) : r;
+	if (r != 0 && kept_give_back(gpu))
+		r = account_reserve(gpu, counter, bytes);
+	if (r == 0)
+		high_after_charge(gpu);
+	return r;
 }
 
 void charge_refused(int gpu, const char *call, uint64_t bytes)

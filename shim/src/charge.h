@@ -31,7 +31,7 @@ struct charge {
 };
 
 /* account_reserve; where a limit stands against it, once more after the driver gave back what it
- * keeps for later (kept.h). Every hook charges through this. */
+ * keeps for later (kept.h). Above memory.high it waits (high.h). Every hook charges through this. */
 int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes);
 
 /* Reserves on the current device what the driver will take for bytes. False: refused by a limit,

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* unit_high.c: memory.high: who waits, for how long, and that nobody is refused. */
+#include <errno.h>
+#include <signal.h>
+#include <sys/time.h>
+
+#include "../src/account.h"
+#include "../src/charge.h"
+#include "../src/high.h"
+#include "../src/pages.h"
+#include "pages_builder.h"
+#include "unit.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define MS UINT64_C(1000000)
+#define NONE GPUFENCE_UNLIMITED
+
+static struct builder b;
+
+static void publish(uint64_t high, uint64_t pod_high, bool fenced)
+{
+	struct gpufence_limits_gpu g = builder_gpu(0);
+	g.high_bytes = high;
+	g.pod_high_bytes = pod_high;
+	if (!fenced)
+		g.flags &= ~GPUFENCE_GPU_FENCED;
+	builder_publish(&b, &g, 1);
+}
+
+static void begin(uint64_t high, uint64_t pod_high)
+{
+	uint8_t uuid[16];
+	builder_init(&b, NULL);
+	publish(high, pod_high, true);
+	builder_uuid(0, uuid);
+	account_set_dir(b.dir);
+	CHECK_INT(account_gpu(uuid), 0);
+}
+
+static void end(void) { builder_remove(&b); }
+
+/* Charges, and says how long that took. */
+static uint64_t charge(uint64_t bytes)
+{
+	uint64_t from = pages_now_ns();
+	CHECK_INT(charge_reserve(0, ACCOUNT_DEVICE, bytes), 0);
+	return pages_now_ns() - from;
+}
+
+static void delays(void)
+{
+	static const struct {
+		struct account_high high;
+		uint64_t want_ns;
+	} cases[] = {
+		{ { 100 * MIB, 0, NONE, 0 }, 0 },
+		{ { 100 * MIB, MIB, NONE, 0 }, 100000 },             /* 1 % */
+		{ { 100 * MIB, 10 * MIB, NONE, 0 }, 10 * MS },       /* 10 % */
+		{ { NONE, 0, 100 * MIB, 10 * MIB }, 10 * MS },       /* of the pod */
+		{ { 100 * MIB, MIB, 100 * MIB, 20 * MIB }, 40 * MS }, /* the longer of both */
+		{ { 100 * MIB, 100 * MIB, NONE, 0 }, 1000 * MS },
+		{ { 100 * MIB, 150 * MIB, NONE, 0 }, 2000 * MS },
+		{ { 1, UINT64_MAX - 1, NONE, 0 }, 2000 * MS },
+		{ { 0, 1, NONE, 0 }, 2000 * MS },
+		{ { UINT64_MAX - 1, 1, NONE, 0 }, 0 },
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		uint64_t got = high_delay_ns(&cases[i].high), want = cases[i].want_ns;
+		if (got > want + want / 1000 || got + want / 1000 < want)
+			unit_fail("case %zu: %llu ns, not %llu", i, (unsigned long long)got, (unsigned long long)want);
+	}
+}
+
+static const struct gpufence_slot *slot(void) { return builder_slot(&b, 0); }
+
+static void waits_and_counts(void)
+{
+	begin(100 * MIB, NONE);
+	charge(100 * MIB);
+	CHECK_U64(slot()->gpu[0].events_high, 0);
+	CHECK(charge(20 * MIB) >= 40 * MS);
+	CHECK_U64(slot()->gpu[0].events_high, 1);
+	CHECK(slot()->throttled_ms[0] >= 40);
+	CHECK_U64(slot()->throttled_ms[1], 0);
+	CHECK(charge(10 * MIB) >= 90 * MS);
+	CHECK_U64(slot()->gpu[0].events_high, 2);
+	CHECK(slot()->throttled_ms[0] >= 130);
+	CHECK_U64(slot()->gpu[0].events_max, 0);
+	CHECK_U64(builder_charged(&b, 0), 130 * MIB);
+	/* Below it again, nobody waits. */
+	account_release(0, ACCOUNT_DEVICE, 60 * MIB);
+	charge(MIB);
+	CHECK_U64(slot()->gpu[0].events_high, 2);
+	end();
+}
+
+static void small_delays_add_up(void)
+{
+	begin(100 * MIB, NONE);
+	charge(101 * MIB);
+	for (int i = 0; i < 40; i++) { /* 100 us and more each */
+		charge(4096);
+		account_release(0, ACCOUNT_DEVICE, 4096);
+	}
+	CHECK(slot()->throttled_ms[0] >= 4);
+	end();
+}
+
+static void counter_stops(void)
+{
+	begin(100 * MIB, NONE);
+	charge(MIB);
+	builder_slot(&b, 0)->throttled_ms[0] = UINT32_MAX - 1;
+	account_throttled(0, 5 * MS);
+	CHECK_U64(slot()->throttled_ms[0], UINT32_MAX);
+	account_throttled(-1, 5 * MS);
+	CHECK_U64(slot()->throttled_ms[1], 0);
+	end();
+}
+
+static void of_the_pod(void)
+{
+	begin(NONE, 100 * MIB);
+	charge(100 * MIB);
+	CHECK(charge(20 * MIB) >= 40 * MS);
+	CHECK_U64(slot()->gpu[0].events_high, 1);
+	end();
+}
+
+static void observed_is_not_slowed(void)
+{
+	begin(100 * MIB, NONE);
+	publish(100 * MIB, 100 * MIB, false);
+	charge(400 * MIB);
+	CHECK_U64(slot()->gpu[0].events_high, 0);
+	CHECK_U64(slot()->throttled_ms[0], 0);
+	end();
+}
+
+static void on_signal(int sig) { (void)sig; }
+
+static void signals_do_not_cut_it_short(void)
+{
+	struct sigaction act = { .sa_handler = on_signal };
+	struct itimerval every = { { 0, 3000 }, { 0, 3000 } };
+	begin(100 * MIB, NONE);
+	CHECK(sigaction(SIGALRM, &act, NULL) == 0);
+	CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
+	errno = 1234;
+	CHECK(charge(140 * MIB) >= 160 * MS);
+	CHECK_INT(errno, 1234);
+	end();
+}
+
+static void a_higher_limit_ends_it(void)
+{
+	pid_t pid;
+	begin(100 * MIB, NONE);
+	CHILD(pid, pages_sleep_ns(150 * MS); publish(NONE, NONE, true));
+	/* Without it, 2 s. */
+	CHECK(charge(300 * MIB) < 1900 * MS);
+	CHECK(slot()->throttled_ms[0] >= 100);
+	unit_reap(pid, 0);
+	end();
+}
+
+int main(int argc, char **argv)
+{
+	static const struct unit_test tests[] = {
+		{ "high: how long", delays },
+		{ "high: waits and counts", waits_and_counts },
+		{ "high: small delays add up", small_delays_add_up },
+		{ "high: the counter stops", counter_stops },
+		{ "high: of the pod", of_the_pod },
+		{ "high: observed is not slowed", observed_is_not_slowed },
+		{ "high: signals do not cut it short", signals_do_not_cut_it_short },
+		{ "high: a higher limit ends it", a_higher_limit_ends_it },
+		{ NULL, NULL },
+	};
+	return unit_main(tests, argc, argv);
+}
