@@ -195,6 +195,23 @@ func (g *gpuState) dyingBytes() uint64 {
 	return sum
 }
 
+// podUse is what a pod's live processes are charged, and what its exited ones still hold.
+func (g *gpuState) podUse(p *registry.Pod) (charged, dying uint64) {
+	plus := func(to *uint64, b uint64) { *to += min(b, quota.Unlimited-*to) }
+	for _, c := range p.Containers {
+		st := g.out.Containers[c.ID()]
+		live := st.ChargedBytes - min(st.ChargedBytes, st.StuckBytes)
+		if dr, ended := g.draining[c.ID()]; ended && dr.ended > g.outAt {
+			plus(&dying, live)
+		} else {
+			plus(&charged, live)
+		}
+		plus(&dying, st.DyingBytes)
+		plus(&dying, st.StuckBytes)
+	}
+	return charged, dying
+}
+
 // errNotAsked says that NVML is about to be asked for the first time.
 var errNotAsked = errors.New("it was not asked yet")
 
@@ -252,9 +269,7 @@ func (d *Daemon) open() error {
 	if d.journal, err = journal.Open(d.cfg.StateDir, journal.Options{}); err != nil {
 		return err
 	}
-	if err := d.thawLeft(); err != nil {
-		return errors.Join(err, d.journal.Close())
-	}
+	d.thawLeft()
 	if err := d.recover(); err != nil {
 		return errors.Join(err, d.journal.Close())
 	}

@@ -445,12 +445,12 @@ func (d *Daemon) admitInput(g *gpuState, pod *registry.Pod, want uint64) policy.
 		FreeNow: true, FreeKnown: g.sample.Err == nil && g.sample.MemoryErr == nil, FreeBytes: g.sample.Memory.FreeBytes,
 	}
 	for _, p := range d.reg.Pods() {
-		charged := g.out.Pods[p.ID()].ChargedBytes
+		charged, dying := g.podUse(p)
 		if p == pod {
-			in.ChargedBytes = charged
+			in.ChargedBytes, in.OwnDyingBytes = charged, dying
 			continue
 		}
-		in.Others = append(in.Others, policy.Guarantee{Pod: p.ID(), MinBytes: p.MinBytes(g.info.UUID), ChargedBytes: charged})
+		in.Others = append(in.Others, policy.Guarantee{Pod: p.ID(), MinBytes: p.MinBytes(g.info.UUID), ChargedBytes: charged, DyingBytes: dying})
 	}
 	return in
 }
@@ -782,7 +782,7 @@ func (d *Daemon) checkPages(s fence.Subject) error {
 		if err != nil {
 			return fmt.Errorf("look at what is mounted: %w", err)
 		}
-		if ofPod := filepath.Base(f.Source) == ledger.PodDirName; !text.Mode().IsRegular() && !(ofPod && text.IsDir()) {
+		if ofPod := filepath.Base(f.Source) == ledger.PodDirName; !text.Mode().IsRegular() && (!ofPod || !text.IsDir()) {
 			return fmt.Errorf("look at what is mounted: %s is not a regular file", f.Source)
 		}
 		if f.Destination == "/etc/ld.so.preload" {

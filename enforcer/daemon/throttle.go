@@ -27,7 +27,7 @@ type frozen struct {
 func (d *Daemon) frozenDir() string { return filepath.Join(d.cfg.RunDir, "frozen") }
 
 // thawLeft thaws what an earlier gpufenced and its guard left frozen, both killed at once.
-func (d *Daemon) thawLeft() error {
+func (d *Daemon) thawLeft() {
 	n, err := act.ThawLeft(d.frozenDir())
 	if n > 0 {
 		d.event(api.Event{Type: "thawed", Message: fmt.Sprintf("%d cgroups that an earlier gpufenced had frozen were thawed", n)})
@@ -36,7 +36,6 @@ func (d *Daemon) thawLeft() error {
 		// Whoever is left frozen must not stay so silently, but the others have to be fenced.
 		d.once("thaw", err)
 	}
-	return nil
 }
 
 // runFreezer slows containers above memory.high whose processes no shim slows.

@@ -13,7 +13,20 @@ import (
 type Guarantee struct {
 	Pod          PodID
 	MinBytes     uint64
-	ChargedBytes uint64
+	ChargedBytes uint64 // by its live processes
+	// DyingBytes of its exited processes come back to it: as far as its promise covers them they
+	// take nothing from anybody else.
+	DyingBytes uint64
+}
+
+// unused is what it may still ask for beyond what it holds in any way.
+func (o Guarantee) unused() uint64 {
+	return o.MinBytes - min(o.MinBytes, add(o.ChargedBytes, o.DyingBytes))
+}
+
+// covered is how much of its dying memory its promise covers.
+func (o Guarantee) covered() uint64 {
+	return min(o.DyingBytes, o.MinBytes-min(o.MinBytes, o.ChargedBytes))
 }
 
 // AdmitInput is a GPU before a container starts or grows.
@@ -23,20 +36,31 @@ type AdmitInput struct {
 	Others            []Guarantee // every pod but the asking one
 	UnmanagedBytes    uint64
 	UnattributedBytes uint64
-	DyingBytes        uint64
+	DyingBytes        uint64 // of all exited processes
 	// FreeNow (policy admit = "free") asks for the bytes to be free now, too; FreeKnown says
 	// that FreeBytes, NVML's, is known.
 	FreeNow   bool
 	FreeKnown bool
 	FreeBytes uint64
-	// MinBytes is what the asking pod would be promised in all, ChargedBytes what it uses.
-	MinBytes     uint64
-	ChargedBytes uint64
+	// MinBytes is what the asking pod would be promised in all, ChargedBytes what it uses,
+	// OwnDyingBytes what its exited processes still hold.
+	MinBytes      uint64
+	ChargedBytes  uint64
+	OwnDyingBytes uint64
+}
+
+// dying is what exited processes hold beyond what their pods are promised.
+func (in AdmitInput) dying() uint64 {
+	covered := Guarantee{MinBytes: in.MinBytes, ChargedBytes: in.ChargedBytes, DyingBytes: in.OwnDyingBytes}.covered()
+	for _, o := range in.Others {
+		covered = add(covered, o.covered())
+	}
+	return in.DyingBytes - min(in.DyingBytes, covered)
 }
 
 // Available is what could be promised to the asking pod in all, if it is free now.
 func (in AdmitInput) Available() uint64 {
-	taken := add(add(in.UnmanagedBytes, in.UnattributedBytes), in.DyingBytes)
+	taken := add(add(in.UnmanagedBytes, in.UnattributedBytes), in.dying())
 	for _, o := range in.Others {
 		taken = add(taken, o.MinBytes)
 	}
@@ -67,7 +91,7 @@ func Admit(in AdmitInput) error {
 	var guaranteed, unused uint64
 	for _, o := range in.Others {
 		guaranteed = add(guaranteed, o.MinBytes)
-		unused = add(unused, o.MinBytes-min(o.MinBytes, o.ChargedBytes))
+		unused = add(unused, o.unused())
 	}
 	if in.MinBytes == 0 {
 		return nil // nothing is promised, nothing can be broken
@@ -79,7 +103,7 @@ func Admit(in AdmitInput) error {
 		e.Transient = in.MinBytes <= in.AllocatableBytes-min(in.AllocatableBytes, lasting)
 		e.Sentence = fmt.Sprintf("memory.min %s does not fit on %s: %s of %s allocatable are left (%s guaranteed to others, %s unmanaged, %s unattributed, %s of exited processes)",
 			quota.HumanBytes(in.MinBytes), in.UUID, quota.HumanBytes(available), quota.HumanBytes(in.AllocatableBytes),
-			quota.HumanBytes(guaranteed), quota.HumanBytes(in.UnmanagedBytes), quota.HumanBytes(in.UnattributedBytes), quota.HumanBytes(in.DyingBytes))
+			quota.HumanBytes(guaranteed), quota.HumanBytes(in.UnmanagedBytes), quota.HumanBytes(in.UnattributedBytes), quota.HumanBytes(in.dying()))
 		return e
 	}
 	if !in.FreeNow || !in.FreeKnown {

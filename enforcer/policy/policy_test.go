@@ -1103,10 +1103,10 @@ func TestAdmit(t *testing.T) {
 		"empty":          {func(*AdmitInput) {}, true, 0, false},
 		"nothing wanted": {func(in *AdmitInput) { in.MinBytes, in.AllocatableBytes = 0, 0 }, true, 0, false},
 		"just fits": {func(in *AdmitInput) {
-			in.Others = []Guarantee{{"b", 5 * gib, 5 * gib}, {"c", 6 * gib, 0}}
+			in.Others = []Guarantee{{"b", 5 * gib, 5 * gib, 0}, {"c", 6 * gib, 0, 0}}
 			in.FreeBytes = 10 * gib
 		}, true, 0, false},
-		"others":                     {func(in *AdmitInput) { in.Others = []Guarantee{{"b", 5 * gib, 0}, {"c", 7 * gib, 0}} }, false, 3 * gib, false},
+		"others":                     {func(in *AdmitInput) { in.Others = []Guarantee{{"b", 5 * gib, 0, 0}, {"c", 7 * gib, 0, 0}} }, false, 3 * gib, false},
 		"unmanaged and unattributed": {func(in *AdmitInput) { in.UnmanagedBytes, in.UnattributedBytes = 6*gib, 6*gib }, false, 3 * gib, false},
 		"dying":                      {func(in *AdmitInput) { in.DyingBytes = 12 * gib }, false, 3 * gib, true},
 		"more than there is":         {func(in *AdmitInput) { in.MinBytes = 99 << 40 }, false, 15 * gib, false},
@@ -1114,14 +1114,30 @@ func TestAdmit(t *testing.T) {
 		"not free now":               {func(in *AdmitInput) { in.FreeBytes = 2 * gib }, false, 2 * gib, false},
 		"not free now, dying":        {func(in *AdmitInput) { in.FreeBytes, in.DyingBytes = 2*gib, 3*gib }, false, 2 * gib, true},
 		"free, but promised": {func(in *AdmitInput) {
-			in.Others = []Guarantee{{"b", 5 * gib, 3 * gib}}
+			in.Others = []Guarantee{{"b", 5 * gib, 3 * gib, 0}}
 			in.FreeBytes = 5 * gib
 		}, false, 3 * gib, false},
 		"has it already":    {func(in *AdmitInput) { in.ChargedBytes, in.FreeBytes = 4*gib, 0 }, true, 0, false},
 		"free is not asked": {func(in *AdmitInput) { in.FreeNow, in.FreeBytes = false, 0 }, true, 0, false},
 		"free is not known": {func(in *AdmitInput) { in.FreeKnown, in.FreeBytes = false, 0 }, true, 0, false},
+		"what dies is covered by its pod's promise": {func(in *AdmitInput) {
+			in.Others = []Guarantee{{"b", 5 * gib, 1 * gib, 4 * gib}, {"c", 6 * gib, 0, 3 * gib}}
+			in.DyingBytes, in.FreeBytes = 7*gib, 7*gib // 16 - 1 - 4 - 3, less 1 that the driver keeps
+		}, true, 0, false},
+		"what dies is more than its pod's promise": {func(in *AdmitInput) {
+			in.Others = []Guarantee{{"b", 5 * gib, 4 * gib, 4 * gib}, {"c", 6 * gib, 0, 0}}
+			in.DyingBytes = 4 * gib
+		}, false, 1 * gib, true},
+		"its own dies": {func(in *AdmitInput) {
+			in.Others = []Guarantee{{"b", 11 * gib, 11 * gib, 0}}
+			in.DyingBytes, in.OwnDyingBytes, in.FreeBytes = 4*gib, 4*gib, 0
+		}, false, 0, true},
+		"its own has gone": {func(in *AdmitInput) {
+			in.Others = []Guarantee{{"b", 11 * gib, 11 * gib, 0}}
+			in.FreeBytes = 4 * gib
+		}, true, 0, false},
 		"uses more than its own": {func(in *AdmitInput) {
-			in.Others = []Guarantee{{"b", 5 * gib, 9 * gib}}
+			in.Others = []Guarantee{{"b", 5 * gib, 9 * gib, 0}}
 			in.FreeBytes = 4 * gib
 		}, true, 0, false},
 	} {
