@@ -30,6 +30,7 @@ type procFact struct {
 	process   act.Process
 	container policy.ContainerID
 	pidfd     *act.Pidfd
+	watch     *act.Watch // nil if it could not be had
 	version   uint64
 	exempt    bool
 	judged    uint64 // by which policy it is exempt or not
@@ -44,6 +45,9 @@ func (f *facts) drop(pid int) {
 	if p := f.procs[pid]; p != nil {
 		// Only held to learn of the exit: nothing can be lost by closing.
 		_ = p.pidfd.Close()
+		if p.watch != nil {
+			_ = p.watch.Close() // as above
+		}
 		delete(f.procs, pid)
 	}
 }
@@ -85,6 +89,11 @@ func (f *facts) fact(pid int, o owners) (fact policy.ProcFact, ok bool, err erro
 
 func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 	p := f.procs[pid]
+	if p != nil && p.container != "" && p.watch != nil && p.watch.Alive() {
+		// Nearly always: the same process, and no sign of its end.
+		p.used, p.process.Exiting = true, false
+		return policy.ProcFact{PID: pid, Start: p.process.Start, Container: p.container, Comm: p.process.Comm}, true, nil
+	}
 	if p != nil {
 		exited, err := p.pidfd.Exited()
 		if err != nil {
@@ -127,6 +136,9 @@ func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 		}
 		p = &procFact{process: proc, container: container, pidfd: fd, version: f.version}
 		f.procs[pid] = p
+		if watch, err := f.host.Watch(pid, proc.Start); err == nil {
+			p.watch = watch
+		}
 		exited, err := fd.Exited()
 		if err != nil {
 			return policy.ProcFact{}, false, err

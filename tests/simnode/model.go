@@ -385,6 +385,9 @@ func (m *model) fork(c *cont) {
 // forks within the lag. What is listed under a pid counts for the dead one until it is stuck, so an
 // heir without a slot is not seen for as long; here such ones wait until nothing is listed.
 func (m *model) mayReuse(pid int, c *cont) bool {
+	if len(m.byPID[pid]) > 1 {
+		return false // three within the lag
+	}
 	for _, p := range m.byPID[pid] {
 		if m.now < p.freed+m.lag+2*period && (c.kind != good || !p.known || p.died <= m.restarted) {
 			return false
