@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -319,6 +320,40 @@ func (d *fakeDaemon) Register(context.Context, api.RegisterRequest) (api.Registe
 }
 
 func (d *fakeDaemon) Unregister(context.Context, api.UnregisterRequest) error { return nil }
+
+// Whatever gpufenced writes into its journal, why has a rule for it.
+func TestEveryEventHasARule(t *testing.T) {
+	files, err := filepath.Glob("../../../enforcer/daemon/*.go")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d sources of gpufenced: %v", len(files), err)
+	}
+	kinds := map[string]bool{}
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?:\bType: |\bev\.Type(?:, ev\.Code)? = |podEvent\([^,]+, )"([a-z-]+)"`).FindAllStringSubmatch(string(text), -1) {
+			kinds[m[1]] = true
+		}
+	}
+	if len(kinds) < 20 {
+		t.Fatalf("only %d kinds of events were found", len(kinds))
+	}
+	for k := range kinds {
+		if rules[k].rule == "" {
+			t.Errorf("gpufenced writes events %q, and why has no rule for them", k)
+		}
+	}
+	for _, k := range interesting {
+		if rules[k].rule == "" || !kinds[k] {
+			t.Errorf("why looks for events %q, which gpufenced does not write", k)
+		}
+	}
+}
 
 func TestParseSince(t *testing.T) {
 	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
