@@ -53,12 +53,7 @@ type keyInfo struct {
 var keys = []keyInfo{
 	{name: KeyMemoryMax, parse: amountParser(KeyMemoryMax)},
 	{name: KeyMemoryMin, parse: amountParser(KeyMemoryMin)},
-	{name: KeyMemoryHigh, parse: amountParser(KeyMemoryHigh), unbuilt: func(l *level) string {
-		if l.amounts[KeyMemoryHigh].only(func(a Amount) bool { return a.Kind == KindUnlimited }) {
-			return ""
-		}
-		return "throttling"
-	}},
+	{name: KeyMemoryHigh, parse: amountParser(KeyMemoryHigh)},
 	{name: KeyMemorySwapMax, parse: amountParser(KeyMemorySwapMax), unbuilt: func(l *level) string {
 		if l.amounts[KeyMemorySwapMax].only(func(a Amount) bool {
 			return a.Kind == KindBytes && a.Bytes == 0 || a.Kind == KindShare && a.Num == 0

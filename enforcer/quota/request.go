@@ -306,6 +306,10 @@ func (r Request) containerMin() []listAmount {
 	return givenOf(append([]listAmount{r.own.amounts[KeyMemoryMin], r.env.amounts[KeyMemoryMin]}, r.alias.min...))
 }
 
+func (r Request) containerHigh() []listAmount {
+	return givenOf([]listAmount{r.own.amounts[KeyMemoryHigh], r.env.amounts[KeyMemoryHigh]})
+}
+
 func givenOf(vs []listAmount) []listAmount {
 	return slices.DeleteFunc(vs, func(v listAmount) bool { return !v.given() })
 }
@@ -381,6 +385,9 @@ func (r Request) KeepEnv(g Grant) []string {
 	}
 	if slices.ContainsFunc(r.containerMin(), fromEnv) {
 		out = append(out, "GPUFENCE_MEMORY_MIN="+envForm(g, func(l Limits) uint64 { return l.Min }, 0))
+	}
+	if slices.ContainsFunc(r.containerHigh(), fromEnv) {
+		out = append(out, "GPUFENCE_MEMORY_HIGH="+envForm(g, func(l Limits) uint64 { return l.High }, Unlimited))
 	}
 	if r.env.oomGroup != nil {
 		out = append(out, fmt.Sprintf("GPUFENCE_MEMORY_OOM_GROUP=%t", *r.env.oomGroup))

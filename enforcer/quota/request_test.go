@@ -86,6 +86,11 @@ func limits(limit, guarantee uint64) Limits {
 	return Limits{Max: limit, High: Unlimited, Min: guarantee}
 }
 
+// slowed has a memory.high too.
+func slowed(limit, guarantee, high uint64) Limits {
+	return Limits{Max: limit, High: high, Min: guarantee}
+}
+
 func TestGrants(t *testing.T) {
 	envAll := func(p *Policy) { p.Accept[EngineCRI] = Accept{Keys: true, Aliases: true, Env: true, GPU: true} }
 	both := []GPU{gpuA(), gpuB()}
@@ -129,6 +134,10 @@ func TestGrants(t *testing.T) {
 		{name: "oom.group of the container wins", s: pod("memory.max=4Gi", "memory.oom.group=false", "container.main.memory.oom.group=true"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}},
 		{name: "require", s: pod("memory.max=4Gi", "require=reactive"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}},
 		{name: "policy requires more than the user", s: pod("memory.max=4Gi", "require=reactive"), p: policy(func(p *Policy) { p.Require = LevelHard }), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}, require: LevelHard},
+		{name: "high", s: pod("memory.max=4Gi", "memory.high=3Gi"), pod: map[string]Limits{uuidA: slowed(4*gib, 4*gib, 3*gib)}},
+		{name: "high in percent, of the container", s: pod("memory.max=4Gi", "container.main.memory.high=10%"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}, own: map[string]Limits{uuidA: slowed(Unlimited, 0, 15*gib/10/granule*granule)}},
+		{name: "high alone", s: docker("memory.high=0=1Gi,1=max"), gpus: both, pod: map[string]Limits{uuidA: slowed(Unlimited, 0, gib)}, notices: []string{"the container has no memory.max: its GPU memory is not limited"}},
+		{name: "a high of 0", s: pod("memory.max=4Gi", "memory.high=0"), pod: map[string]Limits{uuidA: slowed(4*gib, 4*gib, 0)}},
 		{name: "harmless values of what is not built", s: pod("memory.max=4Gi", "memory.high=max", "memory.swap.max=0"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}},
 
 		{name: "docker without a limit", s: docker(), notices: []string{"the container has no memory.max: its GPU memory is not limited"}},
@@ -347,8 +356,6 @@ func TestRefusals(t *testing.T) {
 		{s: pod("config=" + strings.Repeat("#", maxConfigLen+1)), want: `E1206 gpufence.dev/config has 65537 characters: write at most 65536`},
 		{s: pod("status.level=hard"), want: `E1304 gpufence.dev/status.level cannot be set, it is where gpufence reports: remove it`},
 		{s: pod("status=hard"), want: `E1304 gpufence.dev/status cannot be set, it is where gpufence reports: remove it`},
-		{s: pod("memory.high=3Gi"), want: `E1305 memory.high "3Gi" is not enforced by this version of gpufence, which has no throttling yet: remove it`},
-		{s: docker("memory.high=0=max,1=1Gi"), want: `E1305 memory.high "0=max,1=1Gi" is not enforced by this version of gpufence, which has no throttling yet: remove it`},
 		{s: pod("memory.swap.max=1Gi"), want: `E1305 memory.swap.max "1Gi" is not enforced by this version of gpufence, which has no spilling yet: remove it`},
 		{s: pod("memory.swap.max=max"), want: `E1305 memory.swap.max "max" is not enforced by this version of gpufence, which has no spilling yet: remove it`},
 		{s: docker().env("GPUFENCE_MEMORY_SWAP_MAX=1Gi"), want: `E1305 GPUFENCE_MEMORY_SWAP_MAX "1Gi" is not enforced by this version of gpufence, which has no spilling yet: remove it`},

@@ -239,10 +239,18 @@ func (r Request) resolveGPU(g *Grant, gpu GPU, position int, p Policy) ([]Notice
 		return nil, NewError(CodeEnvRaises, "%s %s asks for more than the node's default, which guarantees nothing", ownMin.from.where, Quote(ownMin.from.text)).
 			WithHint("write an annotation, or set env-may-raise = true in [accept.%s]", r.engine)
 	}
-	if l, ok := limitsOf(podMax, podMin, Unlimited, gpu, p); ok {
+	podHigh, err := lowest(givenOf([]listAmount{r.pod.amounts[KeyMemoryHigh]}), gpu, position)
+	if err != nil {
+		return nil, err
+	}
+	ownHigh, err := lowest(r.containerHigh(), gpu, position)
+	if err != nil {
+		return nil, err
+	}
+	if l, ok := limitsOf(podMax, podMin, podHigh, Unlimited, gpu, p); ok {
 		g.Pod[gpu.UUID] = l
 	}
-	if l, ok := limitsOf(ownMax, ownMin, podMax.bytes, gpu, p); ok {
+	if l, ok := limitsOf(ownMax, ownMin, ownHigh, podMax.bytes, gpu, p); ok {
 		g.Container[gpu.UUID] = l
 	}
 	return notices, nil
@@ -250,7 +258,7 @@ func (r Request) resolveGPU(g *Grant, gpu GPU, position int, p Policy) ([]Notice
 
 // limitsOf makes the limits of one level, false if it says nothing. A guarantee that is not
 // given follows the limit, as far as the level above and the GPU allow.
-func limitsOf(limit, minimum bound, above uint64, gpu GPU, p Policy) (Limits, bool) {
+func limitsOf(limit, minimum, high bound, above uint64, gpu GPU, p Policy) (Limits, bool) {
 	l := Limits{Max: limit.bytes, High: Unlimited, SwapMax: 0}
 	switch {
 	case minimum.given && minimum.bytes == Unlimited: // `max`: as much as the limit
@@ -262,7 +270,10 @@ func limitsOf(limit, minimum bound, above uint64, gpu GPU, p Policy) (Limits, bo
 	default:
 		l.Min = min(limit.bytes, above, gpu.AllocatableBytes)
 	}
-	return l, limit.bytes != Unlimited || l.Min > 0
+	if high.given {
+		l.High = high.bytes
+	}
+	return l, limit.bytes != Unlimited || l.Min > 0 || l.High != Unlimited
 }
 
 // fromDefault is what policy gives to a container without a limit on a GPU.

@@ -138,11 +138,21 @@ type run struct {
 	c      *node.Container
 	uuid   string
 	p      *node.Process
-	rows   int // that this process has gone through
+	client string // in clients/
+	rows   int    // that this process has gone through
 	points int
 }
 
 func (p pass) start(t *testing.T) *run {
+	t.Helper()
+	return p.startWith(t, node.Spec{
+		Name: "coverage", Limits: []string{fmt.Sprintf("memory.max=%dMi", limit/mib)}, Shim: true,
+		Program: []string{"/bin/sleep", "600"},
+		Env:     []string{"CUDA_MODULE_LOADING=EAGER"},
+	})
+}
+
+func (p pass) startWith(t *testing.T, s node.Spec) *run {
 	t.Helper()
 	dist := filepath.Dir(filepath.Dir(simtest.Dist(t, "clients/coverage")))
 	opts := node.Options{
@@ -163,12 +173,8 @@ func (p pass) start(t *testing.T) *run {
 			t.Error(err)
 		}
 	})
-	r := &run{t: t, ctx: t.Context(), pass: p, node: n}
-	r.c, err = n.Start(t.Context(), node.Spec{
-		Name: "coverage", Limits: []string{fmt.Sprintf("memory.max=%dMi", limit/mib)}, Shim: true,
-		Program: []string{"/bin/sleep", "600"},
-		Env:     []string{"CUDA_MODULE_LOADING=EAGER"},
-	})
+	r := &run{t: t, ctx: t.Context(), pass: p, node: n, client: "coverage"}
+	r.c, err = n.Start(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +201,7 @@ func (r *run) fresh() error {
 	if err != nil {
 		return err
 	}
-	p, err := r.c.Exec(r.ctx, true, r.node.Dist("clients/coverage"))
+	p, err := r.c.Exec(r.ctx, true, r.node.Dist("clients/"+r.client))
 	if err != nil {
 		return err
 	}
