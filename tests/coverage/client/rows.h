@@ -273,7 +273,7 @@ static CUresult take_retained(const struct row *r, size_t bytes, struct taken *t
 	return ret;
 }
 
-/* A second handle of the same memory, through a descriptor; the first one goes. */
+/* A second handle of the same memory, through a descriptor. */
 static CUresult take_imported(const struct row *r, size_t bytes, struct taken *t)
 {
 	CUmemGenericAllocationHandle h, again = 0;
@@ -287,9 +287,18 @@ static CUresult take_imported(const struct row *r, size_t bytes, struct taken *t
 	ret = FN(CUresult(*)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))(
 		&again, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	close(fd);
-	release(h);
+	if (ret != CUDA_SUCCESS)
+		release(h);
 	t->a = again;
+	t->b = h;
 	return ret;
+}
+
+static void give_imported(const struct row *r, struct taken *t)
+{
+	(void)r;
+	release(t->a);
+	release(t->b);
 }
 
 /* The same, through the interface for other APIs' memory. */
@@ -687,7 +696,7 @@ static const struct row rows[] = {
 	{ "cuMemCreate", take_vmm, give_vmm, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemMap", take_mapped, give_mapped, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemRetainAllocationHandle", take_retained, give_vmm, NULL, NULL, FIRST_BYTES, LAST_BYTES },
-	{ "cuMemImportFromShareableHandle", take_imported, give_vmm, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemImportFromShareableHandle", take_imported, give_imported, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuImportExternalMemory", take_external, give_external, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuArrayCreate", take_array_v1, give_array, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuArrayCreate_v2", take_array, give_array, NULL, NULL, FIRST_BYTES, LAST_BYTES },
