@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "context.h"
 
+#include "../abi.h"
 #include "account.h"
 #include "charge.h"
 #include "kept.h"
@@ -31,10 +32,43 @@ static struct context *find(uintptr_t handle)
 	return NULL;
 }
 
+static struct context *find_context(CUcontext handle)
+{
+	return (uintptr_t)handle <= BUSY ? NULL : find((uintptr_t)handle);
+}
+
 uint64_t context_owner(CUcontext handle)
 {
-	const struct context *c = (uintptr_t)handle <= BUSY ? NULL : find((uintptr_t)handle);
+	const struct context *c = find_context(handle);
 	return c == NULL ? 0 : load_owner(c);
+}
+
+int64_t context_grow(CUcontext handle, int64_t bytes)
+{
+	struct context *c = find_context(handle);
+	return c == NULL ? 0 : __atomic_fetch_add(&c->grown, bytes, __ATOMIC_ACQ_REL);
+}
+
+/* Below what the context was made with, nothing is given back: that was never charged apart. */
+uint64_t context_grown_bytes(int64_t grown)
+{
+	return grown <= 0 ? 0 : ((uint64_t)grown + GPUFENCE_UNIT_BYTES - 1) / GPUFENCE_UNIT_BYTES * GPUFENCE_UNIT_BYTES;
+}
+
+void context_attach(CUcontext handle)
+{
+	struct context *c = find_context(handle);
+	if (c != NULL)
+		__atomic_fetch_add(&c->attached, 1, __ATOMIC_ACQ_REL);
+}
+
+bool context_detach(CUcontext handle)
+{
+	struct context *c = find_context(handle);
+	uint32_t n = c == NULL ? 0 : __atomic_load_n(&c->attached, __ATOMIC_ACQUIRE);
+	while (n > 0 && !__atomic_compare_exchange_n(&c->attached, &n, n - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+		;
+	return n > 0;
 }
 
 static void raise_high(unsigned int to)
@@ -52,6 +86,9 @@ void context_restore(const struct context *context)
 			continue;
 		c->bytes = context->bytes;
 		c->gpu = context->gpu;
+		c->primary = context->primary;
+		__atomic_store_n(&c->grown, context->grown, __ATOMIC_RELAXED);
+		__atomic_store_n(&c->attached, context->attached, __ATOMIC_RELAXED);
 		__atomic_store_n(&c->owner, context->owner, __ATOMIC_RELAXED);
 		__atomic_store_n(&c->handle, context->handle, __ATOMIC_RELEASE);
 		raise_high(i + 1);
@@ -59,18 +96,21 @@ void context_restore(const struct context *context)
 	}
 }
 
-uint64_t context_put(CUcontext handle, int gpu, uint64_t bytes)
+uint64_t context_put_green(CUcontext handle, int gpu, uint64_t bytes, CUdevice primary)
 {
-	struct context c, gone;
+	struct context c = { .handle = 0 }, gone;
 	while (context_take(handle, &gone))
 		context_settle(&gone);
 	c.handle = (uintptr_t)handle;
 	c.owner = __atomic_add_fetch(&owners, 1, __ATOMIC_RELAXED);
 	c.bytes = bytes;
 	c.gpu = gpu;
+	c.primary = primary;
 	context_restore(&c);
 	return c.owner;
 }
+
+uint64_t context_put(CUcontext handle, int gpu, uint64_t bytes) { return context_put_green(handle, gpu, bytes, -1); }
 
 /* The caller knows what it wants to take; another thread may have been faster. */
 static bool take(struct context *c, uintptr_t handle, struct context *context)
@@ -81,13 +121,16 @@ static bool take(struct context *c, uintptr_t handle, struct context *context)
 	context->owner = load_owner(c);
 	context->bytes = c->bytes;
 	context->gpu = c->gpu;
+	context->primary = c->primary;
+	context->grown = __atomic_load_n(&c->grown, __ATOMIC_RELAXED);
+	context->attached = __atomic_load_n(&c->attached, __ATOMIC_RELAXED);
 	__atomic_store_n(&c->handle, 0, __ATOMIC_RELEASE);
 	return true;
 }
 
 bool context_take(CUcontext handle, struct context *context)
 {
-	struct context *c = (uintptr_t)handle <= BUSY ? NULL : find((uintptr_t)handle);
+	struct context *c = find_context(handle);
 	return c != NULL && take(c, (uintptr_t)handle, context);
 }
 
@@ -117,5 +160,6 @@ void context_settle(const struct context *c)
 {
 	track_take_owner(c->owner, uncharge, NULL);
 	account_release(c->gpu, ACCOUNT_DEVICE, c->bytes);
+	account_release(c->gpu, ACCOUNT_DEVICE, context_grown_bytes(c->grown));
 	kept_context_gone(c->gpu);
 }

@@ -80,14 +80,26 @@ typedef struct CUarrayMapInfo_st {
 } CUarrayMapInfo;
 _Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUarrayMapInfo) == 96, "memory");
 
+#define CU_LIMIT_STACK_SIZE 0
+#define CU_LIMIT_PRINTF_FIFO_SIZE 1
+#define CU_LIMIT_MALLOC_HEAP_SIZE 2
+#define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
+#define CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR 39
+
+typedef CUresult fn_cuCtxAttach(CUcontext *, unsigned int flags);
 typedef CUresult fn_cuCtxCreate(CUcontext *, unsigned int flags, CUdevice);
 typedef CUresult fn_cuCtxCreate_v2(CUcontext *, unsigned int flags, CUdevice);
 typedef CUresult fn_cuCtxCreate_v3(CUcontext *, CUexecAffinityParam *, int count, unsigned int flags, CUdevice);
 typedef CUresult fn_cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int flags, CUdevice);
 typedef CUresult fn_cuCtxDestroy(CUcontext);
 typedef CUresult fn_cuCtxDestroy_v2(CUcontext);
+typedef CUresult fn_cuCtxDetach(CUcontext);
+typedef CUresult fn_cuCtxFromGreenCtx(CUcontext *, CUgreenCtx);
 typedef CUresult fn_cuCtxGetCurrent(CUcontext *);
 typedef CUresult fn_cuCtxGetDevice(CUdevice *);
+typedef CUresult fn_cuCtxGetLimit(size_t *, int limit);
+typedef CUresult fn_cuCtxSetLimit(int limit, size_t);
+typedef CUresult fn_cuDeviceGetAttribute(int *, int attribute, CUdevice);
 typedef CUresult fn_cuDeviceGetUuid(CUuuid *, CUdevice);
 typedef CUresult fn_cuDeviceGetUuid_v2(CUuuid *, CUdevice);
 typedef CUresult fn_cuDevicePrimaryCtxRelease(CUdevice);
@@ -99,7 +111,14 @@ typedef CUresult fn_cuDeviceTotalMem(unsigned int *, CUdevice);
 typedef CUresult fn_cuDeviceTotalMem_v2(size_t *, CUdevice);
 typedef CUresult fn_cuGetProcAddress(const char *, void **, int version, cuuint64_t flags);
 typedef CUresult fn_cuGetProcAddress_v2(const char *, void **, int version, cuuint64_t flags, int *status);
+typedef CUresult fn_cuGreenCtxCreate(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned int flags);
+typedef CUresult fn_cuGreenCtxDestroy(CUgreenCtx);
 typedef CUresult fn_cuInit(unsigned int flags);
+typedef CUresult fn_cuLibraryLoadData(CUlibrary *, const void *code, int *jit, void **jit_values, unsigned int jit_count,
+				      int *options, void **values, unsigned int count);
+typedef CUresult fn_cuLibraryLoadFromFile(CUlibrary *, const char *path, int *jit, void **jit_values, unsigned int jit_count,
+					  int *options, void **values, unsigned int count);
+typedef CUresult fn_cuLibraryUnload(CUlibrary);
 typedef CUresult fn_cuMemAlloc(CUdeviceptr_v1 *, unsigned int);
 typedef CUresult fn_cuMemAlloc_v2(CUdeviceptr *, size_t);
 typedef CUresult fn_cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int flags);
@@ -120,6 +139,11 @@ typedef CUresult fn_cuMemMapArrayAsync_ptsz(CUarrayMapInfo *, unsigned int count
 typedef CUresult fn_cuMemRelease(CUmemGenericAllocationHandle);
 typedef CUresult fn_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *, void *);
 typedef CUresult fn_cuMemUnmap(CUdeviceptr, size_t);
+typedef CUresult fn_cuModuleLoad(CUmodule *, const char *path);
+typedef CUresult fn_cuModuleLoadData(CUmodule *, const void *image);
+typedef CUresult fn_cuModuleLoadDataEx(CUmodule *, const void *image, unsigned int count, int *options, void **values);
+typedef CUresult fn_cuModuleLoadFatBinary(CUmodule *, const void *image);
+typedef CUresult fn_cuModuleUnload(CUmodule);
 typedef CUresult fn_cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t at, CUdeviceptr, size_t, unsigned long long flags);
 typedef CUresult fn_cuMulticastBindAddr_v2(CUmemGenericAllocationHandle, CUdevice, size_t at, CUdeviceptr, size_t,
 					   unsigned long long flags);

@@ -4,6 +4,7 @@
 #include "charge.h"
 #include "context.h"
 #include "device.h"
+#include "hooks_ctx.h"
 #include "real.h"
 
 CUresult hook_cuInit(unsigned int flags)
@@ -21,12 +22,7 @@ CUresult hook_cuInit(unsigned int flags)
 }
 EXPORT(cuInit);
 
-struct creation {
-	int gpu;
-	uint64_t bytes;
-};
-
-static bool creation_begin(struct creation *c, const char *call, CUdevice device)
+bool creation_begin(struct creation *c, const char *call, CUdevice device)
 {
 	struct account_view view;
 	c->gpu = device_gpu(device);
@@ -41,7 +37,7 @@ static bool creation_begin(struct creation *c, const char *call, CUdevice device
 	return false;
 }
 
-static CUresult creation_end(const struct creation *c, CUresult result, const CUcontext *context)
+CUresult creation_end(const struct creation *c, CUresult result, const CUcontext *context)
 {
 	if (c->gpu < 0)
 		return result;
@@ -110,6 +106,119 @@ EXPORT(cuCtxDestroy);
 CUresult hook_cuCtxDestroy_v2(CUcontext context) { return destroy(REAL(cuCtxDestroy_v2), context); }
 EXPORT(cuCtxDestroy_v2);
 
+CUresult hook_cuCtxAttach(CUcontext *context, unsigned int flags)
+{
+	fn_cuCtxAttach *real = REAL(cuCtxAttach);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult result = real(context, flags);
+	if (result == CUDA_SUCCESS && context != NULL)
+		context_attach(*context);
+	return result;
+}
+EXPORT(cuCtxAttach);
+
+CUresult hook_cuCtxDetach(CUcontext context)
+{
+	fn_cuCtxDetach *real = REAL(cuCtxDetach);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!context_detach(context))
+		return destroy(real, context);
+	CUresult result = real(context);
+	if (result != CUDA_SUCCESS)
+		context_attach(context);
+	return result;
+}
+EXPORT(cuCtxDetach);
+
+/*
+ * Three limits are memory that a context has: a stack for each thread that the GPU can run at once,
+ * a heap, and a buffer for printing. A change is charged to the context, as the driver rounds it.
+ */
+struct growth {
+	struct charge charge;
+	CUcontext context;
+	int64_t unit; /* bytes for each byte of the limit; 0: nothing is charged */
+	size_t was;
+};
+
+static int64_t limit_unit(int limit, CUdevice device)
+{
+	int processors = 0, threads = 0;
+	fn_cuDeviceGetAttribute *get = REAL(cuDeviceGetAttribute);
+	if (limit == CU_LIMIT_PRINTF_FIFO_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE)
+		return 1;
+	if (limit != CU_LIMIT_STACK_SIZE || get == NULL ||
+	    get(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+	    get(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS)
+		return 0;
+	return (int64_t)processors * threads;
+}
+
+/* What a context grows by; no GPU has what does not fit. */
+static int64_t growth_bytes(const struct growth *g, size_t value)
+{
+	int64_t bytes;
+	if (value > INT64_MAX || __builtin_mul_overflow((int64_t)value - (int64_t)g->was, g->unit, &bytes))
+		return INT64_MAX / 2;
+	return bytes;
+}
+
+/* False: refused by a limit, and counted. */
+static bool growth_begin(struct growth *g, int limit, size_t value)
+{
+	CUdevice device;
+	fn_cuCtxGetLimit *get = REAL(cuCtxGetLimit);
+	fn_cuCtxGetDevice *get_device = REAL(cuCtxGetDevice);
+	fn_cuCtxGetCurrent *get_context = REAL(cuCtxGetCurrent);
+	*g = (struct growth){ .charge = { .gpu = -1 } };
+	if (limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE || get == NULL || get_device == NULL ||
+	    get_context == NULL || get_device(&device) != CUDA_SUCCESS || get_context(&g->context) != CUDA_SUCCESS ||
+	    context_owner(g->context) == 0 || get(&g->was, limit) != CUDA_SUCCESS)
+		return true;
+	g->unit = limit_unit(limit, device);
+	int64_t before = context_grow(g->context, 0), after;
+	if (__builtin_add_overflow(before, growth_bytes(g, value), &after))
+		after = INT64_MAX / 2;
+	uint64_t had = context_grown_bytes(before), has = context_grown_bytes(after);
+	return charge_begin_on(&g->charge, "cuCtxSetLimit", device_gpu(device), ACCOUNT_DEVICE, has > had ? has - had : 0);
+}
+
+static CUresult growth_end(const struct growth *g, int limit, CUresult result)
+{
+	size_t is;
+	fn_cuCtxGetLimit *get = REAL(cuCtxGetLimit);
+	if (result != CUDA_SUCCESS)
+		return charge_failed(g->charge.gpu, ACCOUNT_DEVICE, g->charge.bytes, result);
+	if (g->unit == 0 || get == NULL || get(&is, limit) != CUDA_SUCCESS)
+		return result;
+	int gpu = g->charge.gpu;
+	if (gpu < 0) {
+		uint64_t owner;
+		gpu = device_current(&owner);
+	}
+	int64_t change = growth_bytes(g, is), before = context_grow(g->context, change);
+	uint64_t had = context_grown_bytes(before) + g->charge.bytes, has = context_grown_bytes(before + change);
+	if (has < had)
+		account_release(gpu, ACCOUNT_DEVICE, had - has);
+	else if (has > had && account_reserve(gpu, ACCOUNT_DEVICE, has - had) != 0)
+		context_grow(g->context, -change); /* another thread's change came between: NVML will see it */
+	return result;
+}
+
+CUresult hook_cuCtxSetLimit(int limit, size_t value)
+{
+	fn_cuCtxSetLimit *real = REAL(cuCtxSetLimit);
+	struct growth g;
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!growth_begin(&g, limit, value))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return growth_end(&g, limit, real(limit, value));
+}
+EXPORT(cuCtxSetLimit);
+
 /*
  * A primary context lives from the first retain to the last release, or to a reset. references
  * counts the retains that the driver granted; whoever takes it from 0 to 1 owes the charge.
@@ -133,39 +242,64 @@ static void primary_release(CUdevice device)
 		release(device);
 }
 
+bool primary_begin(struct primary_hold *h, const char *call, CUdevice device)
+{
+	const struct primary *p = primary_of(device);
+	*h = (struct primary_hold){ .call = call, .device = device, .creation = { .gpu = -1 } };
+	h->reserved = p != NULL && __atomic_load_n(&p->references, __ATOMIC_ACQUIRE) == 0;
+	return !h->reserved || creation_begin(&h->creation, call, device);
+}
+
+CUresult primary_failed(const struct primary_hold *h, CUresult result)
+{
+	return h->reserved ? charge_failed(h->creation.gpu, ACCOUNT_DEVICE, h->creation.bytes, result) : result;
+}
+
+void primary_undo(const struct primary_hold *h)
+{
+	if (h->reserved)
+		account_release(h->creation.gpu, ACCOUNT_DEVICE, h->creation.bytes);
+}
+
+bool primary_end(struct primary_hold *h, CUcontext context)
+{
+	struct primary *p = primary_of(h->device);
+	if (p == NULL)
+		return true;
+	if (__atomic_fetch_add(&p->references, 1, __ATOMIC_ACQ_REL) > 0) {
+		if (h->reserved)
+			account_release(h->creation.gpu, ACCOUNT_DEVICE, h->creation.bytes);
+		return true;
+	}
+	/* Released by another thread after we looked: this is a new context, not yet paid. */
+	if (!h->reserved && !creation_begin(&h->creation, h->call, h->device)) {
+		__atomic_fetch_sub(&p->references, 1, __ATOMIC_ACQ_REL);
+		return false;
+	}
+	if (h->creation.gpu >= 0) {
+		uint64_t owner = context_put(context, h->creation.gpu, h->creation.bytes);
+		__atomic_store_n(&p->owner, owner, __ATOMIC_RELEASE);
+	}
+	return true;
+}
+
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-	static const char call[] = "cuDevicePrimaryCtxRetain";
 	fn_cuDevicePrimaryCtxRetain *real = REAL(cuDevicePrimaryCtxRetain);
-	struct primary *p = primary_of(device);
-	struct creation c;
+	struct primary_hold h;
 	CUcontext got = NULL;
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (context == NULL || p == NULL)
+	if (context == NULL || primary_of(device) == NULL)
 		return real(context, device);
-
-	bool reserved = __atomic_load_n(&p->references, __ATOMIC_ACQUIRE) == 0;
-	if (reserved && !creation_begin(&c, call, device))
+	if (!primary_begin(&h, "cuDevicePrimaryCtxRetain", device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(&got, device);
 	if (result != CUDA_SUCCESS)
-		return reserved ? charge_failed(c.gpu, ACCOUNT_DEVICE, c.bytes, result) : result;
-
-	if (__atomic_fetch_add(&p->references, 1, __ATOMIC_ACQ_REL) > 0) {
-		if (reserved)
-			account_release(c.gpu, ACCOUNT_DEVICE, c.bytes);
-	} else {
-		/* Released by another thread after we looked: this is a new context, not yet paid. */
-		if (!reserved && !creation_begin(&c, call, device)) {
-			__atomic_fetch_sub(&p->references, 1, __ATOMIC_ACQ_REL);
-			primary_release(device);
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		}
-		if (c.gpu >= 0) {
-			uint64_t owner = context_put(got, c.gpu, c.bytes);
-			__atomic_store_n(&p->owner, owner, __ATOMIC_RELEASE);
-		}
+		return primary_failed(&h, result);
+	if (!primary_end(&h, got)) {
+		primary_release(device);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*context = got;
 	return result;
@@ -179,21 +313,31 @@ static void primary_gone(uint64_t owner)
 		context_settle(&c);
 }
 
-static CUresult release(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
+uint64_t primary_owner(CUdevice device)
+{
+	const struct primary *p = primary_of(device);
+	return p == NULL ? 0 : __atomic_load_n(&p->owner, __ATOMIC_ACQUIRE);
+}
+
+void primary_released(CUdevice device, uint64_t owner)
 {
 	struct primary *p = primary_of(device);
-	if (real == NULL)
-		return CUDA_ERROR_NOT_SUPPORTED;
-	/* Read before: afterwards another thread's retain may have made the next one. */
-	uint64_t owner = p == NULL ? 0 : __atomic_load_n(&p->owner, __ATOMIC_ACQUIRE);
-	CUresult result = real(device);
-	if (p == NULL || result != CUDA_SUCCESS)
-		return result;
-	int n = __atomic_load_n(&p->references, __ATOMIC_ACQUIRE);
+	int n = p == NULL ? 0 : __atomic_load_n(&p->references, __ATOMIC_ACQUIRE);
 	while (n > 0 && !__atomic_compare_exchange_n(&p->references, &n, n - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		;
 	if (n == 1)
 		primary_gone(owner);
+}
+
+static CUresult release(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
+{
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	/* Read before: afterwards another thread's retain may have made the next one. */
+	uint64_t owner = primary_owner(device);
+	CUresult result = real(device);
+	if (result == CUDA_SUCCESS)
+		primary_released(device, owner);
 	return result;
 }
 

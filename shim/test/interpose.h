@@ -36,7 +36,7 @@ struct scene {
 	const char *driver;      /* folder, if not TEST_DRIVER */
 	uint64_t max_bytes;      /* of both GPUs; 0: unlimited */
 	uint64_t pod_max_bytes;  /* 0: unlimited */
-	uint64_t excess_bytes;
+	uint64_t excess_bytes, module_bytes;
 	bool no_shim, no_pages, no_driver;
 	char output[4096];       /* what it wrote to either of its outputs */
 	uint64_t events_max, events_device, charged; /* afterwards */
@@ -60,6 +60,7 @@ __attribute__((unused)) static void scene_pages(struct builder *b, const struct 
 		gpus[i].context_bytes = FAKE_CONTEXT_BYTES;
 		gpus[i].max_bytes = s->max_bytes != 0 ? s->max_bytes : GPUFENCE_UNLIMITED;
 		gpus[i].pod_max_bytes = s->pod_max_bytes != 0 ? s->pod_max_bytes : GPUFENCE_UNLIMITED;
+		gpus[i].module_bytes = s->module_bytes;
 		gpus[i].excess_bytes = gpus[i].pod_excess_bytes = s->excess_bytes;
 	}
 	builder_publish(b, gpus, 2);

@@ -161,7 +161,7 @@ static int release(uint64_t pointer)
 	return result;
 }
 
-static void release_context(const struct CUctx_st *context)
+void release_context(struct CUctx_st *context)
 {
 	for (int kind = 0; kind < KINDS; kind++) {
 		pthread_mutex_lock(&heaps[kind].lock);
@@ -170,7 +170,10 @@ static void release_context(const struct CUctx_st *context)
 				drop((enum kind)kind, n);
 		pthread_mutex_unlock(&heaps[kind].lock);
 	}
-	live -= FAKE_CONTEXT_BYTES;
+	release_modules(context);
+	live -= FAKE_CONTEXT_BYTES + (uint64_t)context->grown;
+	context->grown = 0;
+	memset(context->limits, 0, sizeof context->limits);
 }
 
 API fn_cuMemAlloc cuMemAlloc;

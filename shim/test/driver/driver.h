@@ -27,9 +27,15 @@ TABLE_HOOKED(DECLARE)
 
 struct CUctx_st {
 	CUdevice device;
-	int attached;   /* cuCtxAttach, beyond the first */
-	int green;
+	int attached;     /* cuCtxAttach, beyond the first */
+	int64_t grown;    /* by its limits */
+	int64_t limits[3]; /* as they differ from those that it was made with */
 };
+
+/* Gives back what the context and its blocks took, not the context itself. */
+void release_context(struct CUctx_st *context);
+/* What modules took in it. */
+void release_modules(const struct CUctx_st *context);
 
 extern _Thread_local struct CUctx_st *current;
 

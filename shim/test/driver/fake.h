@@ -17,6 +17,10 @@
 #define FAKE_TOTAL (UINT64_C(16) << 30)
 #define FAKE_CONTEXT_BYTES (UINT64_C(300) << 20)
 #define FAKE_RESERVED (UINT64_C(500) << 20)
+#define FAKE_MODULE_BYTES (UINT64_C(6) << 20) /* of a module, or a library's in the current context */
+#define FAKE_PROCESSORS 100
+#define FAKE_PROCESSOR_THREADS 2048
+#define FAKE_STACK 1024
 
 /* As builder_uuid of the page builder. */
 static inline void fake_uuid(unsigned int n, uint8_t uuid[16])
