@@ -128,7 +128,7 @@ func (d *Daemon) settable(c *registry.Container, ch change, pol quota.Policy) (b
 		most = min(most, c.Pod().PodLimits(ch.uuid).Max)
 	}
 	follows := withMax(ch.old, ch.now.Max, most, pol.Overcommit).Min
-	none := func(l quota.Limits) bool { return l.Max == quota.Unlimited && l.Min == 0 }
+	none := func(l quota.Limits) bool { return l.Max == quota.Unlimited && l.Min == 0 && l.High == quota.Unlimited }
 	if none(ch.old) && none(ch.now) {
 		return false, nil
 	}
