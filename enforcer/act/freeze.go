@@ -209,7 +209,7 @@ func (g *Guard) Close() error {
 	err := in.Close()
 	select {
 	case <-done:
-	case <-time.After(20 * MaxSlice):
+	case <-time.After(100 * MaxSlice):
 		err = errors.Join(err, errors.New("the freeze guard does not end"))
 	}
 	return err
