@@ -59,6 +59,15 @@ func (a *app) inspectCgroup(c api.Container) error {
 			{"memory.swap.current", strconv.FormatUint(g.Swap, 10)},
 			{"memory.oom.group", group},
 			{"memory.events", strings.Join(eventCounts(g.Events, true), " ")},
+			{"memory.events.local", strings.Join(eventCounts(g.EventsLocal, true), " ")},
+			{"pod/memory.current", strconv.FormatUint(g.PodCurrent, 10)},
+			{"pod/memory.peak", strconv.FormatUint(g.PodPeak, 10)},
+			{"pod/memory.min", cgroupLimit(g.Pod.Min)},
+			{"pod/memory.high", cgroupLimit(g.Pod.High)},
+			{"pod/memory.max", cgroupLimit(g.Pod.Max)},
+			{"pod/memory.swap.max", cgroupLimit(g.Pod.SwapMax)},
+			{"pod/memory.events", strings.Join(eventCounts(g.PodEvents, true), " ")},
+			{"pod/memory.events.local", strings.Join(eventCounts(g.PodEventsLocal, true), " ")},
 		} {
 			if _, err := fmt.Fprintf(a.stdout, "%s %s %s\n", line[0], g.UUID, line[1]); err != nil {
 				return fmt.Errorf("print answer: %w", err)

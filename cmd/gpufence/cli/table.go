@@ -111,7 +111,7 @@ func eventCounts(e api.Events, all bool) []string {
 	for _, c := range []struct {
 		name  string
 		count uint64
-	}{{"high", e.High}, {"max", e.Max}, {"device", e.Device}, {"over_max", e.OverMax}, {"oom", e.OOM}, {"oom_kill", e.OOMKill}} {
+	}{{"high", e.High}, {"max", e.Max}, {"device", e.Device}, {"over_max", e.OverMax}, {"oom", e.OOM}, {"oom_kill", e.OOMKill}, {"oom_group_kill", e.OOMGroupKill}} {
 		if c.count > 0 || all {
 			out = append(out, fmt.Sprintf("%s=%d", c.name, c.count))
 		}
