@@ -643,6 +643,18 @@ static uint64_t room(uint64_t max, uint64_t charged)
 	return charged < max ? max - charged : 0;
 }
 
+/* Maps the ledger if that is possible: others' charges show before this process has its own slot. */
+static bool ledger_ready(struct process *p)
+{
+	if (!word_load_acquire(&p->mapped) && pages_now_ns() >= word_load_relaxed(&p->retry_at_ns) &&
+	    pages_lock(&p->registering, LOCAL_WAIT_NS)) {
+		if (!map_ledger(p))
+			word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
+		pages_unlock(&p->registering);
+	}
+	return word_load_acquire(&p->mapped) != 0;
+}
+
 static uint64_t excess_over(uint64_t high, uint64_t charged)
 {
 	return high == GPUFENCE_UNLIMITED || charged <= high ? 0 : charged - high;
@@ -688,6 +700,12 @@ void account_throttled(int gpu, uint64_t ns)
 	while (!__atomic_compare_exchange_n(to, &now, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
+bool account_has_process(uint32_t pid)
+{
+	struct process *p = opened(true);
+	return p != NULL && pid != 0 && ledger_ready(p) && ledger_has_process(&p->ledger, pid, pages_pidns_inode());
+}
+
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 bool account_view(int gpu, struct account_view *view)
@@ -696,13 +714,7 @@ bool account_view(int gpu, struct account_view *view)
 	struct limits_gpu limit;
 	if (p == NULL || !limits_read(&p->limits, (unsigned)gpu, &limit))
 		return false;
-	/* Others' charges show before this process has its own slot. */
-	if (!word_load_acquire(&p->mapped) && pages_now_ns() >= word_load_relaxed(&p->retry_at_ns) &&
-	    pages_lock(&p->registering, LOCAL_WAIT_NS)) {
-		if (!map_ledger(p))
-			word_store(&p->retry_at_ns, pages_now_ns() + PRIVATE_RETRY_NS);
-		pages_unlock(&p->registering);
-	}
+	(void)ledger_ready(p);
 	struct ledger_sum sum = sum_now(p, (unsigned)gpu);
 	uint64_t max = GPUFENCE_UNLIMITED, pod_max = GPUFENCE_UNLIMITED;
 	if (limit.flags & GPUFENCE_GPU_FENCED) {

@@ -64,6 +64,9 @@ struct account_high {
 /* Whether anything is. */
 bool account_above_high(int gpu, struct account_high *high);
 
+/* Whether a process of our pid namespace has a slot in the pod's ledger. */
+bool account_has_process(uint32_t pid);
+
 /* Counts time that somebody was slowed. */
 void account_throttled(int gpu, uint64_t ns);
 

@@ -286,6 +286,27 @@ typedef struct nvmlMemory_v2_st {
 	unsigned long long used;
 } nvmlMemory_v2_t;
 
+/* Rows of the process lists: of the first version, and of the second and third. */
+typedef struct nvmlProcessInfo_v1_st {
+	unsigned int pid;
+	unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+typedef struct nvmlProcessInfo_st {
+	unsigned int pid;
+	unsigned long long usedGpuMemory;
+	unsigned int gpuInstanceId;
+	unsigned int computeInstanceId;
+} nvmlProcessInfo_t;
+
+typedef nvmlReturn_t fn_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_v1_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_v1_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_v1_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t, nvmlMemory_v2_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetUUID(nvmlDevice_t, char *, unsigned int length);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hooks_nvml.c: the same grant through NVML. */
+/* hooks_nvml.c: the same grant through NVML, and who of the pod holds it. */
+#include <string.h>
+
 #include "account.h"
 #include "device.h"
 #include "real.h"
@@ -48,3 +50,50 @@ nvmlReturn_t hook_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_
 	return result;
 }
 EXPORT(nvmlDeviceGetMemoryInfo_v2);
+
+/*
+ * The process lists. Where the driver translates process numbers to the caller's, of these only the
+ * pod's stay: nobody needs to know of the others on a GPU that is shared. It does so if it shows
+ * one that is in the pod's ledger; otherwise the numbers are the host's, mean nothing here, and stay
+ * as they are. NVML's own count stands where the caller's room is too small: it is never too low.
+ */
+static void keep_own(unsigned int *count, char *rows, size_t row_bytes)
+{
+	unsigned int n = *count, kept = 0;
+	bool translated = false;
+	for (unsigned int i = 0; i < n && !translated; i++)
+		translated = account_has_process(*(const unsigned int *)(const void *)(rows + i * row_bytes));
+	for (unsigned int i = 0; translated && i < n; i++) {
+		const char *row = rows + i * row_bytes;
+		if (account_has_process(*(const unsigned int *)(const void *)row))
+			memmove(rows + kept++ * row_bytes, row, row_bytes);
+	}
+	if (translated)
+		*count = kept;
+}
+
+#define PROCESSES(symbol, type)                                                                       \
+	nvmlReturn_t hook_##symbol(nvmlDevice_t device, unsigned int *count, type *rows)              \
+	{                                                                                             \
+		struct account_view view;                                                             \
+		real_refresh(TABLE_NVML);                                                             \
+		fn_##symbol *real = REAL(symbol);                                                     \
+		if (real == NULL)                                                                     \
+			return NVML_ERROR_FUNCTION_NOT_FOUND;                                         \
+		nvmlReturn_t result = real(device, count, rows);                                      \
+		if (result == NVML_SUCCESS && count != NULL && rows != NULL && *count > 0 &&          \
+		    account_view(device_nvml(device), &view))                                         \
+			keep_own(count, (char *)rows, sizeof *rows);                                  \
+		return result;                                                                        \
+	}                                                                                             \
+	EXPORT(symbol)
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t);
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t);
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t);
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t);
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t);
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t);
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t);
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t);
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t);

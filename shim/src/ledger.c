@@ -274,6 +274,17 @@ struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t cont
 	return sum;
 }
 
+bool ledger_has_process(const struct ledger *l, uint32_t pid, uint64_t pidns_inode)
+{
+	for (uint32_t i = 0; i < l->slot_count; i++) {
+		const struct gpufence_slot *s = ledger_slot(l, i);
+		uint64_t owner = word_load(&s->owner);
+		if (ledger_state(owner) == GPUFENCE_SLOT_LIVE && (uint32_t)owner == pid && word_load_relaxed(&s->pidns_inode) == pidns_inode)
+			return true;
+	}
+	return false;
+}
+
 bool ledger_clear_overflow(struct ledger *l, int fd, unsigned gpu)
 {
 	uint32_t n = l->slot_count;

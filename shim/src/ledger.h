@@ -58,6 +58,9 @@ void ledger_peak(struct ledger *l, uint32_t slot, uint32_t generation, unsigned 
 /* Whether a slot still is its owner's. The overflow slot is everybody's. */
 bool ledger_owned(const struct ledger *l, uint32_t slot, uint32_t generation);
 
+/* Whether a live slot is of this process. */
+bool ledger_has_process(const struct ledger *l, uint32_t pid, uint64_t pidns_inode);
+
 /* Device and managed units: of a container's live slots, and of all. The overflow slot counts
  * for every container. */
 struct ledger_sum {

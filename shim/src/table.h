@@ -100,6 +100,15 @@
 	ROW(CUDA, cuMulticastBindMem_v2, cuMulticastBindMem, 13010, ANY)                          \
 	ROW(CUDA, cuMulticastCreate, cuMulticastCreate, 12010, ANY)                               \
 	ROW(CUDA, cuMulticastUnbind, cuMulticastUnbind, 12010, ANY)                               \
+	ROW(NVML, nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v2, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetComputeRunningProcesses_v3, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v2, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetGraphicsRunningProcesses_v3, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v2, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses_v3, 0, ANY) \
 	ROW(NVML, nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo, 0, ANY)                       \
 	ROW(NVML, nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, 0, ANY)
 

@@ -469,6 +469,60 @@ static void part_nvml_errors(void)
 		CHECK_U64(charged(0), 0);
 }
 
+/* Only the pod's processes are listed, where the numbers are ours. */
+static void part_nvml_processes(void)
+{
+	start_in_context();
+	nvmlDevice_t device;
+	void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+	void (*set)(const unsigned int *, unsigned int) = need(nvml, "fake_nvml_processes");
+	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *) = need(nvml, "nvmlDeviceGetHandleByIndex_v2");
+	const unsigned int me = (unsigned int)getpid();
+	const unsigned int ours[] = { 999999, me, 999998 }, theirs[] = { 999999, 999998 };
+	CUdeviceptr p;
+	CHECK_INT(by_index(0, &device), 0);
+	CHECK_INT(CALL(cuMemAlloc_v2, &p, 4096), 0); /* a slot */
+	for (int v = 0; v < 9; v++) {
+		static const char *const names[] = {
+			"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
+			"nvmlDeviceGetMPSComputeRunningProcesses"
+		};
+		char name[64], rows[8][24];
+		snprintf(name, sizeof name, "%s%s", names[v / 3], v % 3 == 0 ? "" : v % 3 == 1 ? "_v2" : "_v3");
+		nvmlReturn_t (*list)(nvmlDevice_t, unsigned int *, void *) = need(nvml, name);
+		CHECK(is_hook((void *)(uintptr_t)list));
+		unsigned int n = 8, pid;
+		unsigned long long bytes;
+		set(ours, 3);
+		memset(rows, 0x5a, sizeof rows);
+		CHECK_INT(list(device, &n, rows), 0);
+		CHECK_INT(n, 1);
+		memcpy(&pid, rows[0], sizeof pid);
+		memcpy(&bytes, rows[0] + 8, sizeof bytes);
+		CHECK(pid == me && bytes == 1001);
+		/* Too little room: NVML's own count. */
+		n = 2;
+		CHECK_INT(list(device, &n, rows), 7);
+		CHECK_INT(n, 3);
+		n = 0;
+		CHECK_INT(list(device, &n, NULL), 7);
+		CHECK_INT(n, 3);
+		/* The host's numbers stay as they are. */
+		set(theirs, 2);
+		n = 8;
+		CHECK_INT(list(device, &n, rows), 0);
+		CHECK_INT(n, 2);
+		set(ours, 0);
+		n = 8;
+		CHECK_INT(list(device, &n, rows), 0);
+		CHECK_INT(n, 0);
+		CHECK_INT(list(device, NULL, rows), 2);
+		CHECK_INT(list(NULL, &n, rows), 2);
+	}
+	CHECK_INT(CALL(cuMemFree_v2, p), 0);
+	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+}
+
 /* NULL where a pointer belongs: the driver's own answer, from every hook, in and out of a context. */
 static void part_null(void)
 {
@@ -727,6 +781,7 @@ static const struct part parts[] = {
 	{ "views_pod", part_views_pod },
 	{ "views_over", part_views_over },
 	{ "nvml_errors", part_nvml_errors },
+	{ "nvml_processes", part_nvml_processes },
 	{ "null", part_null },
 	{ "getproc", part_getproc },
 	{ "getproc_internal", part_getproc_internal },
@@ -744,6 +799,7 @@ static void test_no_context(void) { play_part("no_context"); }
 static void test_contexts(void) { play_part("contexts"); }
 static void test_primary(void) { play_part("primary"); }
 static void test_nvml_errors(void) { play_part("nvml_errors"); }
+static void test_nvml_processes(void) { play_part("nvml_processes"); }
 static void test_null(void) { play_part("null"); }
 static void test_getproc(void) { play_part("getproc"); }
 static void test_getproc_internal(void) { play_part("getproc_internal"); }
@@ -820,6 +876,7 @@ int main(int argc, char **argv)
 		{ "the pod's lower limit is seen", test_views_pod },
 		{ "above the limit nothing is negative", test_views_over },
 		{ "NVML's own errors, NVML loaded again and again", test_nvml_errors },
+		{ "NVML lists the pod's processes, three versions of three lists", test_nvml_processes },
 		{ "NULL arguments of every hook", test_null },
 		{ "cuGetProcAddress v1 and v2, flags, versions, four drivers", test_getproc },
 		{ "cuGetProcAddress with addresses that dlsym does not know", test_getproc_internal },

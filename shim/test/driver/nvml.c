@@ -74,3 +74,46 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 	memory->free = FAKE_TOTAL - used - FAKE_RESERVED;
 	return NVML_SUCCESS;
 }
+
+/* The first of these is the caller. */
+static unsigned int processes[8], process_count;
+API void fake_nvml_processes(const unsigned int *pids, unsigned int n);
+void fake_nvml_processes(const unsigned int *pids, unsigned int n)
+{
+	memcpy(processes, pids, n * sizeof pids[0]);
+	process_count = n;
+}
+
+#define PROCESSES(symbol)                                                                                   \
+	API fn_##symbol symbol;                                                                             \
+	nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, PROCESS_ROW *rows)                    \
+	{                                                                                                   \
+		if (failure != 0)                                                                           \
+			return failure;                                                                     \
+		if (!valid(device) || count == NULL || (*count > 0 && rows == NULL))                        \
+			return NVML_ERROR_INVALID_ARGUMENT;                                                 \
+		unsigned int room = *count;                                                                 \
+		*count = process_count;                                                                     \
+		if (room < process_count)                                                                   \
+			return NVML_ERROR_INSUFFICIENT_SIZE;                                                \
+		for (unsigned int i = 0; i < process_count; i++) {                                          \
+			memset(&rows[i], 0, sizeof rows[i]);                                                \
+			rows[i].pid = processes[i];                                                         \
+			rows[i].usedGpuMemory = 1000 + i;                                                   \
+		}                                                                                           \
+		return NVML_SUCCESS;                                                                        \
+	}
+
+#define NVML_ERROR_INSUFFICIENT_SIZE 7
+#define PROCESS_ROW nvmlProcessInfo_v1_t
+PROCESSES(nvmlDeviceGetComputeRunningProcesses)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+#undef PROCESS_ROW
+#define PROCESS_ROW nvmlProcessInfo_t
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
