@@ -26,6 +26,9 @@ import (
 // MaxSlice is the longest that a cgroup is frozen at a time, whoever asks for more.
 const MaxSlice = 50 * time.Millisecond
 
+// endTimeout is how long the guard may take to end, which takes it a slice: only a hang is longer.
+const endTimeout = 10 * time.Second
+
 // GuardCommand is the argument by which a program runs [GuardMain]; the folder of its records
 // follows.
 const GuardCommand = "freeze-guard"
@@ -209,7 +212,7 @@ func (g *Guard) Close() error {
 	err := in.Close()
 	select {
 	case <-done:
-	case <-time.After(100 * MaxSlice):
+	case <-time.After(endTimeout):
 		err = errors.Join(err, errors.New("the freeze guard does not end"))
 	}
 	return err
