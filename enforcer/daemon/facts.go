@@ -21,6 +21,7 @@ type facts struct {
 	// version changes with the set of registered cgroups: whoever belonged to nobody is then
 	// looked at again.
 	version uint64
+	owners  ownersAt
 	// exempt changes with the policy on exempt processes, which isExempt asks.
 	exempt   uint64
 	isExempt func(act.Identity, string) bool
@@ -58,6 +59,13 @@ func (f *facts) close() {
 	}
 }
 
+// owners are remembered until the set of registered cgroups changes.
+type ownersAt struct {
+	owners
+	version uint64
+	made    bool
+}
+
 // owners are the registered cgroups and whose they are.
 type owners struct {
 	cgroups []act.Cgroup
@@ -65,6 +73,9 @@ type owners struct {
 }
 
 func (d *Daemon) owners() owners {
+	if d.facts.owners.made && d.facts.owners.version == d.facts.version {
+		return d.facts.owners.owners
+	}
 	o := owners{ids: map[act.Cgroup]policy.ContainerID{}}
 	for _, c := range d.reg.Containers() {
 		if c.State == registry.Running {
@@ -72,6 +83,7 @@ func (d *Daemon) owners() owners {
 			o.ids[*c.Cgroup] = c.ID()
 		}
 	}
+	d.facts.owners = ownersAt{o, d.facts.version, true}
 	return o
 }
 

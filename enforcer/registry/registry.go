@@ -125,14 +125,18 @@ type Container struct {
 	Kill   *Kill       `json:"kill,omitempty"`
 
 	pod *Pod
+	id  policy.ContainerID // made when it was added: it is asked for all the time
 }
 
 // Pod is the container's.
 func (c *Container) Pod() *Pod { return c.pod }
 
 // ID names the container in this gpufenced and the next: pod folder and index.
-func (c *Container) ID() policy.ContainerID {
-	return policy.ContainerID(c.pod.Name + "/" + c.Folder())
+func (c *Container) ID() policy.ContainerID { return c.id }
+
+// join makes it a container of the pod, with its index.
+func (c *Container) join(p *Pod) {
+	c.pod, c.id = p, policy.ContainerID(p.Name+"/"+c.Folder())
 }
 
 // Folder is the name of its folder of shared pages in the pod's.
@@ -294,7 +298,13 @@ func limitsOn(m map[string]quota.Limits, uuid string) quota.Limits {
 type Registry struct {
 	pods map[string]*Pod
 	keys map[api.ContainerKey]*Container
+	// Both in their order, nil when something was added or removed: every sample goes through them.
+	sortedPods       []*Pod
+	sortedContainers []*Container
 }
+
+// changed drops what was sorted.
+func (r *Registry) changed() { r.sortedPods, r.sortedContainers = nil, nil }
 
 // New makes an empty one.
 func New() *Registry {
@@ -317,16 +327,22 @@ func PodName(engine quota.Engine, scope, id string) string {
 	return b.String() + "-" + hex.EncodeToString(sum[:10])
 }
 
-// Pods are all of them, by name.
+// Pods are all of them, by name. The slice is not to be changed; it stays as it is.
 func (r *Registry) Pods() []*Pod {
-	return slices.SortedFunc(maps.Values(r.pods), func(a, b *Pod) int { return cmp.Compare(a.Name, b.Name) })
+	if r.sortedPods == nil {
+		r.sortedPods = slices.SortedFunc(maps.Values(r.pods), func(a, b *Pod) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	return r.sortedPods
 }
 
-// Containers are all of them, the newest last.
+// Containers are all of them, the newest last. The slice is not to be changed; it stays as it is.
 func (r *Registry) Containers() []*Container {
-	return slices.SortedFunc(maps.Values(r.keys), func(a, b *Container) int {
-		return cmp.Or(a.PreparedAt.Compare(b.PreparedAt), cmp.Compare(a.ID(), b.ID()))
-	})
+	order := func(a, b *Container) int { return cmp.Or(a.PreparedAt.Compare(b.PreparedAt), cmp.Compare(a.id, b.id)) }
+	// One that is prepared again becomes the newest.
+	if r.sortedContainers == nil || !slices.IsSortedFunc(r.sortedContainers, order) {
+		r.sortedContainers = slices.SortedFunc(maps.Values(r.keys), order)
+	}
+	return r.sortedContainers
 }
 
 // Pod finds a pod by its folder name, nil if there is none.
@@ -355,6 +371,7 @@ func (r *Registry) EnsurePod(engine quota.Engine, scope string, ref api.PodRef, 
 	if p == nil {
 		p = &Pod{Name: name, Engine: engine, Scope: scope, Ref: ref, BootID: bootID, Totals: &ledger.Totals{}}
 		r.pods[name] = p
+		r.changed()
 	}
 	return p
 }
@@ -368,14 +385,16 @@ func (r *Registry) Add(p *Pod, c *Container) {
 	}
 	c.Index = p.NextIndex
 	p.NextIndex++
-	c.pod = p
+	c.join(p)
 	p.Containers = append(p.Containers, c)
 	r.keys[c.Key] = c
+	r.changed()
 }
 
 // Remove forgets a container, and its pod if that was the last one; it says whether it was.
 func (r *Registry) Remove(c *Container) (podGone bool) {
 	p := c.pod
+	r.changed()
 	p.Containers = slices.DeleteFunc(p.Containers, func(x *Container) bool { return x == c })
 	if r.keys[c.Key] == c {
 		delete(r.keys, c.Key)

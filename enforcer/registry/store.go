@@ -265,10 +265,11 @@ func (r *Registry) adopt(p *Pod) error {
 		seen[c.Index] = true
 	}
 	for _, c := range p.Containers {
-		c.pod = p
+		c.join(p)
 		r.keys[c.Key] = c
 	}
 	r.pods[p.Name] = p
+	r.changed()
 	return nil
 }
 
