@@ -680,7 +680,7 @@ func TestSnapshot(t *testing.T) {
 	w.m.store(w.gpu(3, 1, slotGPUEventsMax), 1)
 	w.m.store(w.gpu(3, 1, slotGPUEventsDevice), 2)
 	w.m.store(w.gpu(3, 1, slotGPUEventsHigh), 3)
-	w.m.store(w.word(3, slotThrottled), 4<<32) // of GPU 1: two halves a word
+	w.m.store(w.word(3, slotThrottled), 4<<32)            // of GPU 1: two halves a word
 	w.m.store(w.gpu(16, 0, slotGPUDevice), counter(0, 5)) // overflow
 	w.m.store(headerReclaimRequest, 4)
 	if s, err = p.Ledger().Snapshot(); err != nil {
