@@ -45,6 +45,7 @@ typedef struct CUuuid_st {
 
 #define CU_MEM_ALLOCATION_TYPE_MANAGED 2
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN 6 /* id: of the device in the lowest byte, of its part above */
 typedef struct CUmemLocation_st {
 	int type;
 	int id;
@@ -110,7 +111,11 @@ typedef CUresult fn_cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 typedef CUresult fn_cuDeviceTotalMem(unsigned int *, CUdevice);
 typedef CUresult fn_cuDeviceTotalMem_v2(size_t *, CUdevice);
 typedef CUresult fn_cuGetProcAddress(const char *, void **, int version, cuuint64_t flags);
+typedef fn_cuGetProcAddress fn_cuGetProcAddress_ptsz;
+typedef CUresult fn_cuGetProcAddress_v2_ptsz(const char *, void **, int version, cuuint64_t flags, int *status);
 typedef CUresult fn_cuGetProcAddress_v2(const char *, void **, int version, cuuint64_t flags, int *status);
+typedef CUresult fn_cuGLCtxCreate(CUcontext *, unsigned int flags, CUdevice);
+typedef CUresult fn_cuGLCtxCreate_v2(CUcontext *, unsigned int flags, CUdevice);
 typedef CUresult fn_cuGreenCtxCreate(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned int flags);
 typedef CUresult fn_cuGreenCtxDestroy(CUgreenCtx);
 typedef CUresult fn_cuInit(unsigned int flags);
@@ -144,6 +149,12 @@ typedef CUresult fn_cuModuleLoadData(CUmodule *, const void *image);
 typedef CUresult fn_cuModuleLoadDataEx(CUmodule *, const void *image, unsigned int count, int *options, void **values);
 typedef CUresult fn_cuModuleLoadFatBinary(CUmodule *, const void *image);
 typedef CUresult fn_cuModuleUnload(CUmodule);
+typedef uint32_t CUlogicalEndpointId;
+typedef CUresult fn_cuLogicalEndpointBindAddr(CUlogicalEndpointId, CUdevice, uint64_t at, void *, uint64_t, unsigned long long flags);
+typedef CUresult fn_cuLogicalEndpointBindMem(CUlogicalEndpointId, CUdevice, uint64_t at, CUmemGenericAllocationHandle,
+					     uint64_t offset, uint64_t, unsigned long long flags);
+typedef CUresult fn_cuLogicalEndpointDestroy(CUlogicalEndpointId);
+typedef CUresult fn_cuLogicalEndpointUnbind(CUlogicalEndpointId, CUdevice, uint64_t at, uint64_t);
 typedef CUresult fn_cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t at, CUdeviceptr, size_t, unsigned long long flags);
 typedef CUresult fn_cuMulticastBindAddr_v2(CUmemGenericAllocationHandle, CUdevice, size_t at, CUdeviceptr, size_t,
 					   unsigned long long flags);
@@ -266,6 +277,9 @@ typedef CUresult fn_cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
 typedef CUresult fn_cuArrayDestroy(CUarray);
 typedef CUresult fn_cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int levels);
 typedef CUresult fn_cuMipmappedArrayDestroy(CUmipmappedArray);
+
+typedef CUresult fn_cuVDPAUCtxCreate(CUcontext *, unsigned int flags, CUdevice, uint32_t vdp_device, void *get_proc_address);
+typedef CUresult fn_cuVDPAUCtxCreate_v2(CUcontext *, unsigned int flags, CUdevice, uint32_t vdp_device, void *get_proc_address);
 
 typedef int nvmlReturn_t;
 #define NVML_SUCCESS 0

@@ -54,3 +54,34 @@ CUresult hook_cuGetProcAddress_v2(const char *name, void **function, int version
 	return result;
 }
 EXPORT(cuGetProcAddress_v2);
+
+/* For programs with a default stream for each thread, which is what they mean by no flag. */
+static cuuint64_t per_thread(cuuint64_t flags)
+{
+	const cuuint64_t streams = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+	return (flags & streams) != 0 ? flags : flags | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+}
+
+CUresult hook_cuGetProcAddress_ptsz(const char *name, void **function, int version, cuuint64_t flags)
+{
+	fn_cuGetProcAddress_ptsz *real = REAL(cuGetProcAddress_ptsz);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult result = real(name, function, version, flags);
+	if (result == CUDA_SUCCESS && name != NULL && function != NULL && *function != NULL)
+		hook_answer(name, function, version, per_thread(flags));
+	return result;
+}
+EXPORT(cuGetProcAddress_ptsz);
+
+CUresult hook_cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, cuuint64_t flags, int *status)
+{
+	fn_cuGetProcAddress_v2_ptsz *real = REAL(cuGetProcAddress_v2_ptsz);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult result = real(name, function, version, flags, status);
+	if (result == CUDA_SUCCESS && name != NULL && function != NULL && *function != NULL)
+		hook_answer(name, function, version, per_thread(flags));
+	return result;
+}
+EXPORT(cuGetProcAddress_v2_ptsz);

@@ -9,6 +9,7 @@
 #include "debug.h"
 #include "device.h"
 #include "real.h"
+#include "vmm.h"
 
 #define ROW_BYTES UINT64_C(64)
 #define ROWS UINT64_C(8)
@@ -177,7 +178,13 @@ CUresult hook_cuArrayDestroy(CUarray array)
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	bool known = leave(array, &b);
-	return left(&b, known, real(array));
+	vmm_list tiles = vmm_array_take((uintptr_t)array);
+	CUresult result = real(array);
+	if (result == CUDA_SUCCESS)
+		vmm_drop(tiles);
+	else
+		vmm_array_restore(tiles);
+	return left(&b, known, result);
 }
 EXPORT(cuArrayDestroy);
 
@@ -188,6 +195,12 @@ CUresult hook_cuMipmappedArrayDestroy(CUmipmappedArray array)
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	bool known = leave(array, &b);
-	return left(&b, known, real(array));
+	vmm_list tiles = vmm_array_take((uintptr_t)array);
+	CUresult result = real(array);
+	if (result == CUDA_SUCCESS)
+		vmm_drop(tiles);
+	else
+		vmm_array_restore(tiles);
+	return left(&b, known, result);
 }
 EXPORT(cuMipmappedArrayDestroy);

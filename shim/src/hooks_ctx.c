@@ -85,6 +85,30 @@ CUresult hook_cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsi
 }
 EXPORT(cuCtxCreate_v4);
 
+CUresult hook_cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	CREATE(cuGLCtxCreate, device, context, flags, device);
+}
+EXPORT(cuGLCtxCreate);
+
+CUresult hook_cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	CREATE(cuGLCtxCreate_v2, device, context, flags, device);
+}
+EXPORT(cuGLCtxCreate_v2);
+
+CUresult hook_cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdp_device, void *get_proc_address)
+{
+	CREATE(cuVDPAUCtxCreate, device, context, flags, device, vdp_device, get_proc_address);
+}
+EXPORT(cuVDPAUCtxCreate);
+
+CUresult hook_cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdp_device, void *get_proc_address)
+{
+	CREATE(cuVDPAUCtxCreate_v2, device, context, flags, device, vdp_device, get_proc_address);
+}
+EXPORT(cuVDPAUCtxCreate_v2);
+
 /* Taken before the driver destroys it: afterwards its handle may already be another's. */
 static CUresult destroy(fn_cuCtxDestroy *real, CUcontext handle)
 {

@@ -18,8 +18,7 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, co
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (handle == NULL || prop == NULL)
 		return real(handle, bytes, prop, flags);
-	/* Memory of the host is on no GPU. */
-	int gpu = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_gpu(prop->location.id) : -1;
+	int gpu = device_location(&prop->location);
 	enum account_counter counter = prop->type == CU_MEM_ALLOCATION_TYPE_MANAGED ? ACCOUNT_MANAGED : ACCOUNT_DEVICE;
 	if (!charge_begin_on(&c, "cuMemCreate", gpu, counter, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -239,3 +238,73 @@ CUresult hook_cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice de
 	return result;
 }
 EXPORT(cuMulticastUnbind);
+
+/* ---- logical endpoints: multicast objects by another name, that are there until destroyed ---- */
+
+/* As a handle of the driver's is none. */
+static uint64_t endpoint_key(CUlogicalEndpointId id) { return UINT64_C(1) << 63 | id; }
+
+/* The object of an endpoint, pinned; it is made when something is bound first. */
+static vmm_object pin_endpoint(CUlogicalEndpointId id)
+{
+	vmm_object object = vmm_pin_handle(endpoint_key(id));
+	if (object == 0) {
+		vmm_handle_add(endpoint_key(id), vmm_new(-1, ACCOUNT_DEVICE, 0));
+		object = vmm_pin_handle(endpoint_key(id));
+	}
+	return object;
+}
+
+CUresult hook_cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, uint64_t at, CUmemGenericAllocationHandle memory,
+				       uint64_t offset, uint64_t bytes, unsigned long long flags)
+{
+	fn_cuLogicalEndpointBindMem *real = REAL(cuLogicalEndpointBindMem);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	struct binding b = { pin_endpoint(id), vmm_pin_handle(memory), device, at, bytes };
+	return bind_end(&b, real(id, device, at, memory, offset, bytes, flags));
+}
+EXPORT(cuLogicalEndpointBindMem);
+
+CUresult hook_cuLogicalEndpointBindAddr(CUlogicalEndpointId id, CUdevice device, uint64_t at, void *address, uint64_t bytes,
+					unsigned long long flags)
+{
+	fn_cuLogicalEndpointBindAddr *real = REAL(cuLogicalEndpointBindAddr);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	struct binding b = { pin_endpoint(id), vmm_pin_address((uintptr_t)address), device, at, bytes };
+	return bind_end(&b, real(id, device, at, address, bytes, flags));
+}
+EXPORT(cuLogicalEndpointBindAddr);
+
+CUresult hook_cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, uint64_t at, uint64_t bytes)
+{
+	fn_cuLogicalEndpointUnbind *real = REAL(cuLogicalEndpointUnbind);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	vmm_object endpoint = vmm_pin_handle(endpoint_key(id));
+	vmm_list parts = vmm_bind_take(endpoint, device, at, bytes);
+	CUresult result = real(id, device, at, bytes);
+	if (result == CUDA_SUCCESS)
+		vmm_drop(parts);
+	else
+		vmm_bind_restore(endpoint, parts);
+	vmm_unpin(endpoint);
+	return result;
+}
+EXPORT(cuLogicalEndpointUnbind);
+
+CUresult hook_cuLogicalEndpointDestroy(CUlogicalEndpointId id)
+{
+	fn_cuLogicalEndpointDestroy *real = REAL(cuLogicalEndpointDestroy);
+	if (real == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	vmm_object endpoint = vmm_handle_take(endpoint_key(id));
+	CUresult result = real(id);
+	if (result == CUDA_SUCCESS)
+		vmm_unpin(endpoint);
+	else
+		vmm_handle_add(endpoint_key(id), endpoint);
+	return result;
+}
+EXPORT(cuLogicalEndpointDestroy);

@@ -46,7 +46,7 @@ int table_choose(const char *name, int version, cuuint64_t flags)
 		if (row->library != TABLE_CUDA || row->version > version || !text_equal(row->name, name))
 			continue;
 		/* A function without a stream has no per-thread variant and serves both. */
-		if (row->stream == TABLE_PER_THREAD && wanted != TABLE_PER_THREAD)
+		if (row->stream != TABLE_ANY && row->stream != wanted)
 			continue;
 		if (chosen < 0 || row->stream > chosen_stream ||
 		    (row->stream == chosen_stream && row->version > table[chosen].version)) {

@@ -9,7 +9,8 @@
  *     name     what cuGetProcAddress is asked for
  *     version  of CUDA that brought this ABI: cuGetProcAddress gives the newest not above the
  *              one asked for
- *     stream   ANY, or PER_THREAD for the variant that cuGetProcAddress gives for flag 2
+ *     stream   ANY, or PER_THREAD for the variant that cuGetProcAddress gives for flag 2, or
+ *              BY_SYMBOL for one that it is not known to give
  */
 #ifndef GPUFENCE_TABLE_H
 #define GPUFENCE_TABLE_H
@@ -42,8 +43,12 @@
 	ROW(CUDA, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, ANY)                  \
 	ROW(CUDA, cuDeviceTotalMem, cuDeviceTotalMem, 2000, ANY)                                  \
 	ROW(CUDA, cuDeviceTotalMem_v2, cuDeviceTotalMem, 3020, ANY)                               \
+	ROW(CUDA, cuGLCtxCreate, cuGLCtxCreate, 2000, ANY)                                        \
+	ROW(CUDA, cuGLCtxCreate_v2, cuGLCtxCreate, 3020, ANY)                                     \
 	ROW(CUDA, cuGetProcAddress, cuGetProcAddress, 11030, ANY)                                 \
+	ROW(CUDA, cuGetProcAddress_ptsz, cuGetProcAddress, 11030, BY_SYMBOL)                      \
 	ROW(CUDA, cuGetProcAddress_v2, cuGetProcAddress, 12000, ANY)                              \
+	ROW(CUDA, cuGetProcAddress_v2_ptsz, cuGetProcAddress, 12000, BY_SYMBOL)                   \
 	ROW(CUDA, cuGraphExecDestroy, cuGraphExecDestroy, 10000, ANY)                             \
 	ROW(CUDA, cuGraphInstantiate, cuGraphInstantiate, 10000, ANY)                             \
 	ROW(CUDA, cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040, ANY)           \
@@ -60,6 +65,10 @@
 	ROW(CUDA, cuLibraryLoadData, cuLibraryLoadData, 12000, ANY)                               \
 	ROW(CUDA, cuLibraryLoadFromFile, cuLibraryLoadFromFile, 12000, ANY)                       \
 	ROW(CUDA, cuLibraryUnload, cuLibraryUnload, 12000, ANY)                                   \
+	ROW(CUDA, cuLogicalEndpointBindAddr, cuLogicalEndpointBindAddr, 13030, ANY)               \
+	ROW(CUDA, cuLogicalEndpointBindMem, cuLogicalEndpointBindMem, 13030, ANY)                 \
+	ROW(CUDA, cuLogicalEndpointDestroy, cuLogicalEndpointDestroy, 13030, ANY)                 \
+	ROW(CUDA, cuLogicalEndpointUnbind, cuLogicalEndpointUnbind, 13030, ANY)                   \
 	ROW(CUDA, cuMemAlloc, cuMemAlloc, 2000, ANY)                                              \
 	ROW(CUDA, cuMemAllocAsync, cuMemAllocAsync, 11020, ANY)                                   \
 	ROW(CUDA, cuMemAllocAsync_ptsz, cuMemAllocAsync, 11020, PER_THREAD)                       \
@@ -100,6 +109,8 @@
 	ROW(CUDA, cuMulticastBindMem_v2, cuMulticastBindMem, 13010, ANY)                          \
 	ROW(CUDA, cuMulticastCreate, cuMulticastCreate, 12010, ANY)                               \
 	ROW(CUDA, cuMulticastUnbind, cuMulticastUnbind, 12010, ANY)                               \
+	ROW(CUDA, cuVDPAUCtxCreate, cuVDPAUCtxCreate, 3010, ANY)                                  \
+	ROW(CUDA, cuVDPAUCtxCreate_v2, cuVDPAUCtxCreate, 3020, ANY)                               \
 	ROW(NVML, nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses, 0, ANY) \
 	ROW(NVML, nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v2, 0, ANY) \
 	ROW(NVML, nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetComputeRunningProcesses_v3, 0, ANY) \
@@ -144,7 +155,7 @@
 #define TABLE_CUDA_VERSION 13000
 
 enum table_library { TABLE_CUDA, TABLE_NVML, TABLE_LIBRARIES };
-enum table_stream { TABLE_ANY, TABLE_PER_THREAD };
+enum table_stream { TABLE_ANY, TABLE_PER_THREAD, TABLE_BY_SYMBOL };
 
 #define TABLE_ID(library, symbol, name, version, stream) ID_##symbol,
 enum table_id { TABLE_HOOKED(TABLE_ID) TABLE_HOOKS, TABLE_LAST_HOOK = TABLE_HOOKS - 1, TABLE_CALLED(TABLE_ID) TABLE_SIZE };

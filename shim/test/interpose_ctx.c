@@ -58,6 +58,25 @@ static void part_attach(void)
 	same();
 }
 
+/* Contexts by the old graphics interfaces. */
+static void part_graphics(void)
+{
+	start();
+	for (int way = 0; way < 4; way++) {
+		for (int twice = 0; twice < 2; twice++) {
+			CUresult result = way == 0 ? CALL(cuGLCtxCreate, &context, 0, 0) :
+					  way == 1 ? CALL(cuGLCtxCreate_v2, &context, 0, 0) :
+					  way == 2 ? CALL(cuVDPAUCtxCreate, &context, 0, 0, 5, NULL) :
+						     CALL(cuVDPAUCtxCreate_v2, &context, 0, 0, 5, NULL);
+			CHECK_INT(result, 0);
+			CHECK_U64(live(), FAKE_CONTEXT_BYTES);
+			same();
+			CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+			same();
+		}
+	}
+}
+
 static void part_limits(void)
 {
 	start();
@@ -250,11 +269,12 @@ static void part_modules_free(void)
 }
 
 static const struct part parts[] = {
-	{ "attach", part_attach },   { "limits", part_limits },		    { "green", part_green },
+	{ "attach", part_attach },   { "graphics", part_graphics },	    { "limits", part_limits },		    { "green", part_green },
 	{ "modules", part_modules }, { "modules_free", part_modules_free }, { NULL, NULL },
 };
 
 static void test_attach(void) { play_part("attach"); }
+static void test_graphics(void) { play_part("graphics"); }
 static void test_limits(void)
 {
 	struct scene s = { .part = "limits", .max_bytes = LIMIT };
@@ -275,6 +295,7 @@ static void test_modules_free(void) { play_part("modules_free"); }
 
 static const struct unit_test tests[] = {
 	{ "cuCtxAttach and cuCtxDetach: the last one ends it", test_attach },
+	{ "contexts by OpenGL and VDPAU", test_graphics },
 	{ "cuCtxSetLimit: stacks, heap and printing are charged", test_limits },
 	{ "green contexts, and the primary ones below", test_green },
 	{ "modules and libraries at the published size, six ways", test_modules },

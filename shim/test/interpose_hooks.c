@@ -647,6 +647,13 @@ static void part_getproc(void)
 	fn_cuGetProcAddress_v2 *again = (fn_cuGetProcAddress_v2 *)function;
 	CHECK_INT(again("cuMemAlloc", &function, 12000, 0, &status), 0);
 	CHECK(function == look(cuda, "cuMemAlloc_v2"));
+	/* By symbol, for default streams of each thread. */
+	CHECK_INT(CALL(cuGetProcAddress_v2_ptsz, "cuMemMapArrayAsync", &function, 12000, 0, &status), 0);
+	CHECK(function == look(cuda, "cuMemMapArrayAsync_ptsz"));
+	CHECK_INT(CALL(cuGetProcAddress_ptsz, "cuMemMapArrayAsync", &function, 12000, 0), 0);
+	CHECK(function == look(cuda, "cuMemMapArrayAsync_ptsz"));
+	CHECK_INT(CALL(cuGetProcAddress_ptsz, "cuMemMapArrayAsync", &function, 12000, CU_GET_PROC_ADDRESS_LEGACY_STREAM), 0);
+	CHECK(function == look(cuda, "cuMemMapArrayAsync"));
 }
 
 /* A driver whose answers dlsym does not know: known by what was asked. */

@@ -222,9 +222,58 @@ static void part_multicast(void)
 	}
 }
 
+/* As multicast objects; they are never made by a hooked call. */
+static void part_endpoints(void)
+{
+	CUmemGenericAllocationHandle memory;
+	start();
+	CHECK_INT(CALL(cuLogicalEndpointUnbind, 1, 0, 0, BLOCK), CUDA_ERROR_INVALID_VALUE);
+	for (uint32_t id = 0; id < 3; id++) {
+		for (uint64_t i = 0; i < 4; i++) {
+			memory = create((int)(i % 2), BLOCK);
+			if (i < 2) {
+				CHECK_INT(CALL(cuLogicalEndpointBindMem, id, (int)i, 0, memory, 0, BLOCK, 0), 0);
+				CHECK_INT(CALL(cuLogicalEndpointBindMem, 9, (int)i, 0, memory, 0, BLOCK, 0), CUDA_ERROR_INVALID_VALUE);
+			} else {
+				CHECK_INT(CALL(cuMemMap, 0x10000000000, BLOCK, 0, memory, 0), 0);
+				CHECK_INT(CALL(cuLogicalEndpointBindAddr, id, (int)(i - 2), BLOCK, (void *)0x10000000000, BLOCK, 0), 0);
+				CHECK_INT(CALL(cuMemUnmap, 0x10000000000, BLOCK), 0);
+			}
+			CHECK_INT(CALL(cuMemRelease, memory), 0);
+			same();
+		}
+		CHECK_U64(live(), 4 * BLOCK);
+		fail("cuLogicalEndpointUnbind", ANY_ERROR);
+		CHECK_INT(CALL(cuLogicalEndpointUnbind, id, 1, 0, 2 * BLOCK), ANY_ERROR);
+		same();
+		CHECK_INT(CALL(cuLogicalEndpointUnbind, id, 1, 0, 2 * BLOCK), 0);
+		CHECK_U64(charged(1), 0);
+		CHECK_U64(charged(0), 2 * BLOCK);
+		fail("cuLogicalEndpointDestroy", ANY_ERROR);
+		CHECK_INT(CALL(cuLogicalEndpointDestroy, id), ANY_ERROR);
+		same();
+		CHECK_INT(CALL(cuLogicalEndpointDestroy, id), 0);
+		CHECK_U64(live(), 0);
+		same();
+	}
+}
+
+/* A part of a GPU is the GPU's. */
+static void part_domain(void)
+{
+	CUmemGenericAllocationHandle handle;
+	CUmemAllocationProp prop = on(CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, 3 << 8 | 1);
+	start();
+	CHECK_INT(CALL(cuMemCreate, &handle, LIMIT + BLOCK, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK_INT(CALL(cuMemCreate, &handle, GIB, &prop, 0), 0);
+	CHECK_U64(charged(1), GIB);
+	CHECK_INT(CALL(cuMemRelease, handle), 0);
+}
+
 static const struct part parts[] = {
 	{ "create", part_create }, { "slip", part_slip },	     { "retain", part_retain },
-	{ "import", part_import }, { "multicast", part_multicast },  { NULL, NULL },
+	{ "import", part_import }, { "multicast", part_multicast },
+	{ "endpoints", part_endpoints }, { "domain", part_domain }, { NULL, NULL },
 };
 
 static void test_create(void)
@@ -239,6 +288,8 @@ static void test_slip(void) { play_part("slip"); }
 static void test_retain(void) { play_part("retain"); }
 static void test_import(void) { play_part("import"); }
 static void test_multicast(void) { play_part("multicast"); }
+static void test_endpoints(void) { play_part("endpoints"); }
+static void test_domain(void) { play_part("domain"); }
 
 static const struct unit_test tests[] = {
 	{ "cuMemCreate: the call's own device, refusals, errors", test_create },
@@ -246,6 +297,8 @@ static const struct unit_test tests[] = {
 	{ "retained handles and several mappings", test_retain },
 	{ "imported memory is its owner's", test_import },
 	{ "multicast objects, four ways to bind", test_multicast },
+	{ "logical endpoints hold memory as multicast objects do", test_endpoints },
+	{ "memory in a part of a GPU is the GPU's", test_domain },
 	{ NULL, NULL },
 };
 

@@ -586,6 +586,7 @@ API fn_cuGetProcAddress_v2 cuGetProcAddress_v2;
 /* Whatever the shim hooks. */
 #define FLAG_ANY 0
 #define FLAG_PER_THREAD CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+#define FLAG_BY_SYMBOL 4 /* which nobody may ask for */
 #define ROW_NVML(name, symbol, version, stream)
 #define ROW_CUDA(name, symbol, version, stream) ADDRESS(name, symbol, version, FLAG_##stream),
 #define HOOKED_ROW(library, symbol, name, version, stream) ROW_##library(name, symbol, version, stream)
@@ -671,6 +672,25 @@ CUresult cuGetProcAddress_v2(const char *name, void **pointer, int version, cuui
 	int found;
 	ENTER();
 	CUresult result = find(name, pointer, version, flags, &found);
+	if (status != NULL && (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_FOUND))
+		*status = found;
+	return result;
+}
+
+static cuuint64_t per_thread(cuuint64_t flags) { return flags == 0 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : flags; }
+
+CUresult cuGetProcAddress_ptsz(const char *name, void **pointer, int version, cuuint64_t flags)
+{
+	int status;
+	ENTER();
+	return find(name, pointer, version, per_thread(flags), &status);
+}
+
+CUresult cuGetProcAddress_v2_ptsz(const char *name, void **pointer, int version, cuuint64_t flags, int *status)
+{
+	int found;
+	ENTER();
+	CUresult result = find(name, pointer, version, per_thread(flags), &found);
 	if (status != NULL && (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_FOUND))
 		*status = found;
 	return result;

@@ -28,6 +28,30 @@ CUresult cuCtxDetach(CUcontext context)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	ENTER();
+	return cuCtxCreate(context, flags, device);
+}
+
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	ENTER();
+	return cuCtxCreate_v2(context, flags, device);
+}
+
+CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdp_device, void *get_proc_address)
+{
+	ENTER();
+	return vdp_device != 5 || get_proc_address != NULL ? CUDA_ERROR_INVALID_VALUE : cuCtxCreate(context, flags, device);
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdp_device, void *get_proc_address)
+{
+	ENTER();
+	return vdp_device != 5 || get_proc_address != NULL ? CUDA_ERROR_INVALID_VALUE : cuCtxCreate_v2(context, flags, device);
+}
+
 static const int64_t first[3] = { FAKE_STACK, 1 << 20, 8 << 20 };
 
 API CUresult cuCtxGetLimit(size_t *value, int limit)

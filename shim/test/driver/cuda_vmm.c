@@ -281,3 +281,62 @@ CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device,
 	}
 	return locked(n > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
+
+/* ---- logical endpoints: any number is one ---- */
+
+static struct object endpoints[4] = { { 0, 1, 0, 0, 1 }, { 0, 1, 0, 0, 1 }, { 0, 1, 0, 0, 1 }, { 0, 1, 0, 0, 1 } };
+
+static CUresult bind_endpoint(CUlogicalEndpointId id, CUdevice device, uint64_t at, struct object *o, uint64_t bytes)
+{
+	if (id >= 4 || o == NULL || bytes == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	use(at, bytes, o, &endpoints[id], device);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, uint64_t at, CUmemGenericAllocationHandle memory,
+				  uint64_t offset, uint64_t bytes, unsigned long long flags)
+{
+	ENTER();
+	(void)offset, (void)flags;
+	pthread_mutex_lock(&lock);
+	return locked(bind_endpoint(id, device, at, find(memory), bytes));
+}
+
+CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId id, CUdevice device, uint64_t at, void *address, uint64_t bytes,
+				   unsigned long long flags)
+{
+	ENTER();
+	(void)flags;
+	pthread_mutex_lock(&lock);
+	return locked(bind_endpoint(id, device, at, at_address((uintptr_t)address), bytes));
+}
+
+static CUresult unbind_endpoint(CUlogicalEndpointId id, CUdevice device, uint64_t at, uint64_t bytes)
+{
+	unsigned int n = 0;
+	pthread_mutex_lock(&lock);
+	for (unsigned int i = 0; id < 4 && i < OBJECTS; i++) {
+		if (!uses[i].used || uses[i].multicast != &endpoints[id] || (device >= 0 && uses[i].device != device) ||
+		    uses[i].at < at || uses[i].at + uses[i].bytes > at + bytes)
+			continue;
+		uses[i].used = 0;
+		uses[i].object->uses--;
+		unused(uses[i].object);
+		n++;
+	}
+	return locked(n > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, uint64_t at, uint64_t bytes)
+{
+	ENTER();
+	return unbind_endpoint(id, device, at, bytes);
+}
+
+CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id)
+{
+	ENTER();
+	(void)unbind_endpoint(id, -1, 0, UINT64_MAX / 2);
+	return id < 4 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
