@@ -85,6 +85,7 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode, CUDA_MEM_ALLOC_NODE_PARAMS *)
 CUresult cuGraphMemFreeNodeGetParams(CUgraphNode, CUdeviceptr *);
 CUresult cuGraphNodeGetType(CUgraphNode, CUgraphNodeType *);
 CUresult cuGraphUpload(CUgraphExec, CUstream);
+CUresult cuGraphUpload_ptsz(CUgraphExec, CUstream);
 CUresult cuGreenCtxCreate(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned int);
 CUresult cuGreenCtxDestroy(CUgreenCtx);
 CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource*, CUdevResourceType);
@@ -1000,6 +1001,22 @@ static void graphs(void)
 	WANT(graph_memory(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT), 0);
 	OK(cuDeviceGraphMemTrim(0));
 	WANT(used(), before);
+	OK(cuGraphExecDestroy(exec));
+	OK(cuGraphDestroy(graph));
+
+	/* What one node frees the next may have, in an upload as in a launch. */
+	OK(cuGraphCreate(&graph, 0));
+	params = node_of(6 * MIB);
+	OK(cuGraphAddMemAllocNode(&alloc, graph, NULL, 0, &params));
+	OK(cuGraphAddMemFreeNode(&release, graph, &alloc, 1, params.dptr));
+	OK(cuGraphAddMemAllocNode(&alloc, graph, &release, 1, &params));
+	OK(cuGraphAddMemFreeNode(&release, graph, &alloc, 1, params.dptr));
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	OK(cuGraphUpload_ptsz(exec, NULL));
+	WANT(used() - before, 6 * MIB);
+	OK(cuGraphLaunch(exec, NULL));
+	WANT(used() - before, 6 * MIB);
+	OK(cuDeviceGraphMemTrim(0));
 	OK(cuGraphExecDestroy(exec));
 	OK(cuGraphDestroy(graph));
 

@@ -976,6 +976,19 @@ static CUresult run(CUgraphExec e)
 	return ret;
 }
 
+/* What one node of the instance frees the next may have. */
+static void leave_own(CUgraphExec e, CUdeviceptr dptr)
+{
+	size_t i;
+
+	for (i = 0; i < e->count; i++) {
+		if (lives(&e->steps[i]) && e->steps[i].place->start == (uintptr_t)dptr) {
+			leave_block(e->steps[i].place->dev, e->steps[i].place->block);
+			e->steps[i].place->block = NULL;
+		}
+	}
+}
+
 /* Takes the memory that a launch will need, and leaves it with the device's blocks. */
 static CUresult reserve(CUgraphExec e)
 {
@@ -985,9 +998,12 @@ static CUresult reserve(CUgraphExec e)
 	for (i = 0; i < e->count; i++)
 		if (lives(&e->steps[i]))
 			return CUDA_SUCCESS; /* it has it */
-	for (i = 0; i < e->count && ret == CUDA_SUCCESS; i++)
+	for (i = 0; i < e->count && ret == CUDA_SUCCESS; i++) {
 		if (e->steps[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 			ret = take_block(e->steps[i].place->dev, e->steps[i].place->size, &e->steps[i].place->block);
+		else if (e->steps[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+			leave_own(e, e->steps[i].dptr);
+	}
 	for (i = 0; i < e->count; i++) {
 		if (lives(&e->steps[i])) {
 			leave_block(e->steps[i].place->dev, e->steps[i].place->block);
