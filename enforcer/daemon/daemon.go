@@ -346,7 +346,7 @@ func libFolders(narrowLib bool) (own, narrow []string) {
 	if narrowLib {
 		return own, append(narrow, "lib")
 	}
-	return own, append(narrow, "lib")
+	return append(own, "lib"), narrow
 }
 
 func readBootID() (string, error) {
