@@ -152,7 +152,7 @@
 	ROW(NVML, nvmlDeviceGetUUID, nvmlDeviceGetUUID, 0, ANY)
 
 /* The newest CUDA version whose entry points were compared with the table. */
-#define TABLE_CUDA_VERSION 13000
+#define TABLE_CUDA_VERSION 13050
 
 enum table_library { TABLE_CUDA, TABLE_NVML, TABLE_LIBRARIES };
 enum table_stream { TABLE_ANY, TABLE_PER_THREAD, TABLE_BY_SYMBOL };
