@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graph_plan.h"
 
-#include <stdbool.h>
-
 #include "charge.h"
 #include "pages.h"
 #include "real.h"
@@ -31,6 +29,7 @@ static bool device_of(struct plan *plan, CUdevice device, unsigned *on)
 	if (plan->devices == PLAN_DEVICES)
 		return false;
 	plan->on[plan->devices].device = device;
+	plan->on[plan->devices].leaves = false;
 	plan->on[plan->devices++].bytes = 0;
 	return true;
 }
@@ -58,6 +57,8 @@ static void allocates(struct reading *r, CUgraphNode node)
 		r->plan->on[on].bytes = UINT64_MAX;
 	if (r->blocks != NULL && r->count < BLOCKS)
 		r->blocks[r->count++] = (struct block){ bytes, p.dptr, on };
+	else
+		r->plan->on[on].leaves = true; /* it may */
 }
 
 static void frees(struct reading *r, CUgraphNode node)
@@ -108,6 +109,9 @@ void plan_read(CUgraph graph, struct plan *plan)
 	plan->devices = 0;
 	if (graph != NULL)
 		read_graph(&r, graph, 0);
+	for (unsigned i = 0; i < r.count; i++)
+		if (r.blocks[i].pointer != 0)
+			plan->on[r.blocks[i].on].leaves = true;
 	if (r.blocks != NULL)
 		pages_unmap(r.blocks, BLOCKS * sizeof(struct block));
 }

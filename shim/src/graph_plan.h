@@ -3,6 +3,7 @@
 #ifndef GPUFENCE_GRAPH_PLAN_H
 #define GPUFENCE_GRAPH_PLAN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "driver_api.h"
@@ -14,6 +15,7 @@ struct plan {
 	struct {
 		CUdevice device;
 		uint64_t bytes; /* at most at once, in the order in which the nodes were added */
+		bool leaves;    /* something allocated that it does not free itself */
 	} on[PLAN_DEVICES];
 };
 

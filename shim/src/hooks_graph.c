@@ -15,17 +15,24 @@
 #define EXECS 1024u
 #define LOCK_NS UINT64_C(1000000000)
 
+/* How often, on each device of a plan, memory was given back, or kept by a graph that leaves some
+ * allocated. */
+struct mark {
+	uint64_t shrunk[PLAN_DEVICES], left[PLAN_DEVICES];
+};
+
 /* An instance that allocates. */
 struct exec {
 	uint64_t handle; /* 0: free. Also read without the lock. */
-	bool resident;   /* it has run, and... */
-	uint64_t shrunk[PLAN_DEVICES]; /* ...nothing was given back since */
+	bool resident;   /* it has run, and what it needs is there, unless that has changed: */
+	struct mark mark;
 	struct plan plan;
 };
 
 static struct memory {
 	uint64_t lock;
 	uint64_t high;  /* no place at or above was ever used; with 0 no instance allocates */
+	uint64_t left[DEVICES]; /* launches that left memory allocated */
 	uint64_t lost;  /* instances for which there was no place */
 	struct exec execs[EXECS];
 } *memory(void)
@@ -43,12 +50,39 @@ static struct exec *find(struct memory *m, uint64_t handle)
 	return NULL;
 }
 
+/* With the lock. */
+static uint64_t *left_on(struct memory *m, CUdevice device)
+{
+	static uint64_t nowhere;
+	return device >= 0 && device < DEVICES ? &m->left[device] : &nowhere;
+}
+
 static bool may_allocate(struct memory *m)
 {
 	return m != NULL && (word_load_acquire(&m->high) != 0 || word_load_acquire(&m->lost) != 0);
 }
 
-static void remember(CUgraphExec exec, const struct plan *plan, bool resident)
+/* With the lock. */
+static struct mark mark_now(struct memory *m, const struct plan *plan)
+{
+	struct mark now = { { 0 }, { 0 } };
+	for (unsigned i = 0; i < plan->devices; i++) {
+		now.shrunk[i] = kept_shrunk(kept_graph(plan->on[i].device));
+		now.left[i] = *left_on(m, plan->on[i].device);
+	}
+	return now;
+}
+
+static bool same(const struct mark *a, const struct mark *b)
+{
+	for (unsigned i = 0; i < PLAN_DEVICES; i++)
+		if (a->shrunk[i] != b->shrunk[i] || a->left[i] != b->left[i])
+			return false;
+	return true;
+}
+
+/* mark: from before it took its memory; NULL: it has not yet. */
+static void remember(CUgraphExec exec, const struct plan *plan, const struct mark *mark)
 {
 	struct memory *m = memory();
 	if (m == NULL || plan->devices == 0 || !pages_lock(&m->lock, LOCK_NS))
@@ -62,9 +96,9 @@ static void remember(CUgraphExec exec, const struct plan *plan, bool resident)
 	} else {
 		e->handle = (uint64_t)(uintptr_t)exec;
 		e->plan = *plan;
-		e->resident = resident;
-		for (unsigned i = 0; i < plan->devices; i++)
-			e->shrunk[i] = kept_shrunk(kept_graph(plan->on[i].device));
+		e->resident = mark != NULL;
+		if (mark != NULL)
+			e->mark = *mark;
 		if ((uint64_t)(e - m->execs) >= m->high)
 			word_store(&m->high, (uint64_t)(e - m->execs) + 1);
 	}
@@ -83,7 +117,7 @@ static void forget(CUgraphExec exec)
 }
 
 /* What an instance needs; empty if it allocates nothing. resident: nothing more than it has. */
-static bool recall(CUgraphExec exec, struct plan *plan, bool *resident)
+static bool recall(CUgraphExec exec, struct plan *plan, bool *resident, struct mark *mark)
 {
 	struct memory *m = memory();
 	plan->devices = 0;
@@ -92,9 +126,10 @@ static bool recall(CUgraphExec exec, struct plan *plan, bool *resident)
 	const struct exec *e = exec == NULL ? NULL : find(m, (uint64_t)(uintptr_t)exec);
 	if (e != NULL) {
 		*plan = e->plan;
-		*resident = e->resident;
-		for (unsigned i = 0; *resident && i < plan->devices; i++)
-			*resident = e->shrunk[i] == kept_shrunk(kept_graph(plan->on[i].device));
+		struct mark now = mark_now(m, plan);
+		*resident = e->resident && same(&now, &e->mark);
+		if (mark != NULL)
+			*mark = e->mark;
 	}
 	pages_unlock(&m->lock);
 	return e != NULL;
@@ -114,18 +149,56 @@ static void taken(struct taking *t, unsigned n)
 		(void)kept_end(&t->calls[i]);
 }
 
-/* False: refused, and counted. */
-static bool take(struct taking *t, const char *call, bool resident)
+static bool leaves(const struct plan *plan)
+{
+	for (unsigned i = 0; i < plan->devices; i++)
+		if (plan->on[i].leaves)
+			return true;
+	return false;
+}
+
+/* False: what is needed is not there any more; or, if it is not reused, refused and counted. */
+static bool take(struct taking *t, const char *call, bool launch, bool reuse)
 {
 	for (unsigned i = 0; i < t->plan.devices; i++) {
-		uint64_t bytes = resident ? 0 : t->plan.on[i].bytes;
-		if (kept_begin(&t->calls[i], kept_graph(t->plan.on[i].device), bytes))
+		uint64_t bytes = reuse ? 0 : t->plan.on[i].bytes;
+		unsigned use = (launch && t->plan.on[i].leaves ? KEPT_LEAVES : 0) | (reuse ? KEPT_REUSES : 0);
+		if (kept_begin_graph(&t->calls[i], kept_graph(t->plan.on[i].device), bytes, use))
 			continue;
-		charge_refused(t->calls[i].gpu, call, bytes);
+		if (!reuse)
+			charge_refused(t->calls[i].gpu, call, bytes);
 		taken(t, i);
 		return false;
 	}
 	return true;
+}
+
+/* The same for what may have run before. What it needs may go until the call is under way. */
+static bool take_again(struct taking *t, const char *call, CUgraphExec exec, bool launch, bool *resident)
+{
+	struct plan plan;
+	if (*resident && take(t, call, launch, true)) {
+		if (recall(exec, &plan, resident, NULL) && *resident)
+			return true;
+		taken(t, t->plan.devices);
+	}
+	*resident = false;
+	return take(t, call, launch, false);
+}
+
+/* The call begins. A launch may keep what others count on. */
+static struct mark begun(const struct taking *t, bool launch)
+{
+	struct memory *m = memory();
+	struct mark now = { { 0 }, { 0 } };
+	if (m == NULL || !pages_lock(&m->lock, LOCK_NS))
+		return now;
+	for (unsigned i = 0; launch && i < t->plan.devices; i++)
+		if (t->plan.on[i].leaves)
+			++*left_on(m, t->plan.on[i].device);
+	now = mark_now(m, &t->plan);
+	pages_unlock(&m->lock);
+	return now;
 }
 
 static CUresult end(struct taking *t, CUresult result)
@@ -144,40 +217,41 @@ static void settle_all(void)
 	if (m == NULL || word_load_acquire(&m->lost) == 0)
 		return;
 	for (CUdevice d = 0; d < DEVICES && device_gpu(d) >= 0; d++)
-		if (kept_begin(&c, kept_graph(d), 0))
+		if (kept_begin_graph(&c, kept_graph(d), 0, 0))
 			(void)kept_end(&c);
 }
 
-#define TAKES(symbol, exec, ...)                                             \
+#define TAKES(symbol, launch, exec, ...)                                     \
 	do {                                                                 \
 		fn_##symbol *real = REAL(symbol);                            \
 		struct taking t;                                             \
 		bool resident = false;                                       \
 		if (real == NULL)                                            \
 			return CUDA_ERROR_NOT_SUPPORTED;                     \
-		if (!recall(exec, &t.plan, &resident)) {                     \
+		if (!recall(exec, &t.plan, &resident, NULL)) {                     \
 			CUresult alone = real(__VA_ARGS__);                  \
 			settle_all();                                        \
 			return alone;                                        \
 		}                                                            \
-		if (!take(&t, #symbol, resident))                            \
+		if (!take_again(&t, #symbol, exec, launch, &resident))       \
 			return CUDA_ERROR_OUT_OF_MEMORY;                     \
+		struct mark mark = begun(&t, launch);                        \
 		CUresult result = end(&t, real(__VA_ARGS__));                \
-		if (result == CUDA_SUCCESS && !resident)                     \
-			remember(exec, &t.plan, true);                       \
+		if (result == CUDA_SUCCESS && (!resident || (launch && leaves(&t.plan)))) \
+			remember(exec, &t.plan, &mark);                      \
 		return result;                                               \
 	} while (0)
 
-CUresult hook_cuGraphLaunch(CUgraphExec exec, CUstream stream) { TAKES(cuGraphLaunch, exec, exec, stream); }
+CUresult hook_cuGraphLaunch(CUgraphExec exec, CUstream stream) { TAKES(cuGraphLaunch, true, exec, exec, stream); }
 EXPORT(cuGraphLaunch);
 
-CUresult hook_cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { TAKES(cuGraphLaunch_ptsz, exec, exec, stream); }
+CUresult hook_cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { TAKES(cuGraphLaunch_ptsz, true, exec, exec, stream); }
 EXPORT(cuGraphLaunch_ptsz);
 
-CUresult hook_cuGraphUpload(CUgraphExec exec, CUstream stream) { TAKES(cuGraphUpload, exec, exec, stream); }
+CUresult hook_cuGraphUpload(CUgraphExec exec, CUstream stream) { TAKES(cuGraphUpload, false, exec, exec, stream); }
 EXPORT(cuGraphUpload);
 
-CUresult hook_cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) { TAKES(cuGraphUpload_ptsz, exec, exec, stream); }
+CUresult hook_cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) { TAKES(cuGraphUpload_ptsz, false, exec, exec, stream); }
 EXPORT(cuGraphUpload_ptsz);
 
 /* ---- instances ---- */
@@ -196,14 +270,15 @@ EXPORT(cuGraphUpload_ptsz);
 		if (!at_once || t.plan.devices == 0) {                       \
 			CUresult result = real(__VA_ARGS__);                 \
 			if (result == CUDA_SUCCESS)                          \
-				remember(*exec, &t.plan, false);             \
+				remember(*exec, &t.plan, NULL);              \
 			return result;                                       \
 		}                                                            \
-		if (!take(&t, #symbol, false))                               \
+		if (!take(&t, #symbol, false, false))                        \
 			return CUDA_ERROR_OUT_OF_MEMORY;                     \
+		struct mark mark = begun(&t, false);                         \
 		CUresult result = end(&t, real(__VA_ARGS__));                \
 		if (result == CUDA_SUCCESS)                                  \
-			remember(*exec, &t.plan, true);                      \
+			remember(*exec, &t.plan, &mark);                     \
 		return result;                                               \
 	} while (0)
 
@@ -247,15 +322,16 @@ CUresult hook_cuGraphExecDestroy(CUgraphExec exec)
 {
 	fn_cuGraphExecDestroy *real = REAL(cuGraphExecDestroy);
 	struct plan plan;
+	struct mark mark;
 	bool resident;
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	bool known = recall(exec, &plan, &resident);
+	bool known = recall(exec, &plan, &resident, &mark);
 	if (known)
 		forget(exec);
 	CUresult result = real(exec);
 	if (known && result != CUDA_SUCCESS)
-		remember(exec, &plan, resident);
+		remember(exec, &plan, resident ? &mark : NULL);
 	return result;
 }
 EXPORT(cuGraphExecDestroy);
@@ -266,7 +342,7 @@ CUresult hook_cuDeviceGraphMemTrim(CUdevice device)
 	struct kept_call c;
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	(void)kept_begin(&c, kept_graph(device), 0); /* without growth nothing is refused */
+	kept_begin_trim(&c, kept_graph(device));
 	CUresult result = real(device);
 	(void)kept_end(&c);
 	return result;

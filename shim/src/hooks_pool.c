@@ -186,7 +186,7 @@ CUresult hook_cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
 	struct kept_call c;
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	(void)kept_begin(&c, kept_known(pool), 0); /* without growth nothing is refused */
+	kept_begin_trim(&c, kept_known(pool));
 	CUresult result = real(pool, bytes);
 	(void)kept_end(&c);
 	return result;

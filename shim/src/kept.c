@@ -33,8 +33,8 @@ enum state {
 
 /*
  * Free memory in a pool of which we know: what is left of a chunk that it took, and pieces that
- * were freed. What fits there needs no growth. All of it is forgotten when the pool gives
- * memory back, since nothing says which.
+ * were freed. What fits there needs no growth, which matters near the limit. All of it is forgotten
+ * when the pool may have given memory back, since nothing says which.
  */
 struct hole {
 	uint64_t start, end;
@@ -51,6 +51,7 @@ struct kept {
 	uint64_t live;    /* pieces */
 	uint64_t number;
 	uint32_t calls;   /* under way */
+	uint32_t reusing, leaving; /* of these: see enum kept_use */
 	uint32_t uses;    /* of the handle, by us */
 	CUdevice device;  /* -1: no GPU's memory */
 	enum account_counter counter;
@@ -126,6 +127,14 @@ static void hole_add(struct kept *k, struct hole h)
 	hole_put(k, h);
 }
 
+static bool hole_has(const struct kept *k, uint64_t pointer, uint64_t bytes)
+{
+	for (uint32_t i = 0; i < k->holes; i++)
+		if (k->hole[i].start <= pointer && k->hole[i].end - pointer >= bytes && k->hole[i].end > pointer)
+			return true;
+	return false;
+}
+
 /* Takes a piece's place out of the smallest hole that has one. */
 static bool hole_claim(struct kept *k, uint64_t bytes, struct kept_call *c)
 {
@@ -183,7 +192,7 @@ static struct kept *add(struct memory *m, uint64_t pool, CUdevice device, enum a
 		if (one->state == FREE) {
 			k = one;
 			k->total = k->step = k->shrunk = k->live = 0;
-			k->holes = k->calls = k->uses = 0;
+			k->holes = k->calls = k->uses = k->reusing = k->leaving = 0;
 			k->number = ++m->numbers;
 			k->device = device;
 			k->counter = counter;
@@ -323,46 +332,117 @@ static void enter(struct kept *k, struct kept_call *c)
 	c->seen = ++k->changes;
 }
 
-bool kept_begin(struct kept_call *c, struct kept *k, uint64_t growth)
+static void start(struct kept_call *c, struct kept *k, uint64_t growth)
+{
+	if (take(k)) {
+		c->growth = growth;
+		enter(k, c);
+		give(k);
+	} else {
+		account_release(c->gpu, k->counter, growth);
+	}
+}
+
+static bool is_busy(struct kept *k)
+{
+	if (!take(k))
+		return false;
+	bool busy = k->calls != 0;
+	give(k);
+	return busy;
+}
+
+static bool begin(struct kept_call *c, struct kept *k, uint64_t growth)
 {
 	*c = (struct kept_call){ .gpu = k == NULL ? -1 : device_gpu(k->device) };
 	if (c->gpu < 0)
 		return true;
 	if (growth != 0 && charge_reserve(c->gpu, k->counter, growth) != 0)
 		return false;
-	if (take(k)) {
-		c->growth = growth;
-		enter(k, c);
+	start(c, k, growth);
+	return true;
+}
+
+bool kept_begin_graph(struct kept_call *c, struct kept *k, uint64_t growth, unsigned use)
+{
+	if (!begin(c, k, growth))
+		return false;
+	for (int i = 0; c->kept != NULL && take(k); i++) {
+		bool lost = (use & KEPT_REUSES) != 0 && k->leaving != 0;
+		if (!lost && ((use & KEPT_LEAVES) == 0 || k->reusing == 0 || i == WAITS)) {
+			k->reusing += (use & KEPT_REUSES) != 0;
+			k->leaving += (use & KEPT_LEAVES) != 0;
+			c->use = use;
+			give(k);
+			break;
+		}
 		give(k);
-	} else {
-		account_release(c->gpu, k->counter, growth);
+		if (lost) {
+			(void)kept_end(c);
+			return false;
+		}
+		pages_sleep_ns(WAIT_NS);
 	}
 	return true;
 }
 
+void kept_begin_trim(struct kept_call *c, struct kept *k)
+{
+	(void)begin(c, k, 0); /* without growth nothing is refused */
+	c->use = KEPT_TRIMS;
+}
+
+/*
+ * Finds a place of which nothing but the driver's figure must say that it is there, and takes it:
+ * while a call is under way nothing is uncharged, so what disappears from now on is paid for.
+ */
+static bool claim(struct kept *k, uint64_t size, struct kept_call *c)
+{
+	uint64_t now = 0;
+	if (!take(k))
+		return false;
+	if (k->state != OPEN || k->calls != 0 || !hole_claim(k, size, c)) {
+		give(k);
+		return false;
+	}
+	enter(k, c);
+	k->uses++;
+	give(k);
+	bool known = ask(k, &now);
+	if (!take(k))
+		return false;
+	k->uses--;
+	bool sure = known && k->changes == c->seen && k->total == now;
+	give(k);
+	if (!sure)
+		(void)kept_end(c);
+	return sure;
+}
+
 bool kept_begin_piece(struct kept_call *c, struct kept *k, const char *call, uint64_t bytes, uintptr_t stream)
 {
-	*c = (struct kept_call){ .gpu = k == NULL ? -1 : device_gpu(k->device), .stream = stream };
+	*c = (struct kept_call){ .gpu = k == NULL ? -1 : device_gpu(k->device) };
 	if (c->gpu < 0 || !take(k))
 		return true;
 	uint64_t size = round_up(bytes, PIECE_BYTES), growth = growth_for(k, size);
-	bool fits = hole_claim(k, size, c);
-	if (fits)
-		enter(k, c);
 	give(k);
-	if (fits)
-		return true;
-	if (charge_reserve(c->gpu, k->counter, growth) != 0) {
-		charge_refused(c->gpu, call, bytes);
-		return false;
+	if (account_reserve(c->gpu, k->counter, growth) != 0) {
+		for (int i = 0; i < WAITS; i++) {
+			struct kept_call claimed = { .gpu = c->gpu, .stream = stream };
+			if (claim(k, size, &claimed)) {
+				*c = claimed;
+				return true;
+			}
+			if (!is_busy(k))
+				break;
+			pages_sleep_ns(WAIT_NS);
+		}
+		if (charge_reserve(c->gpu, k->counter, growth) != 0) {
+			charge_refused(c->gpu, call, bytes);
+			return false;
+		}
 	}
-	if (take(k)) {
-		c->growth = growth;
-		enter(k, c);
-		give(k);
-	} else {
-		account_release(c->gpu, k->counter, growth);
-	}
+	start(c, k, growth);
 	return true;
 }
 
@@ -387,12 +467,17 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	/* What cannot be corrected stays charged. */
 	if (k == NULL || !take(k))
 		return true;
+	k->reusing -= (c->use & KEPT_REUSES) != 0;
+	k->leaving -= (c->use & KEPT_LEAVES) != 0;
 	hole_add(k, (struct hole){ c->start, c->end, c->stream });
+	bool known_place = size != 0 && hole_has(k, pointer, size);
 	if (size != 0) {
 		hole_remove(k, pointer, pointer + size);
 		k->live++;
 	}
 	uint64_t changes = ++k->changes;
+	bool trims = (c->use & KEPT_TRIMS) != 0;
+	k->shrunk += trims && k->calls > 1; /* it may have; the figure will not show it */
 	if (k->calls > 1 || k->state != OPEN) {
 		/* The last one asks. */
 		k->calls--;
@@ -407,17 +492,22 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	k->uses--;
 	k->calls--;
 	if (!known || k->changes != changes || k->state != OPEN) {
+		k->shrunk += trims;
 		leave(k, c->gpu);
 		return true;
 	}
 	uint64_t before = k->total - c->growth, charged = k->total;
-	if (now < before) {
+	uint64_t growth = now > before ? now - before : 0;
+	bool alone = c->seen + 1 == changes;
+	/* Unless all is as it must be if nothing went, something may have gone, and other things come. */
+	if (!alone || now < before || (size == 0 && growth != 0) ||
+	    (size != 0 && growth != (known_place ? 0 : growth_for(k, size))) || (size != 0 && growth == 0 && !known_place))
 		k->holes = 0;
-		k->shrunk++;
-	} else if (now > before && c->seen + 1 == changes) {
-		learn(k, now - before);
+	k->shrunk += now < before || (trims && !alone);
+	if (alone && growth != 0) {
+		learn(k, growth);
 		if (size != 0)
-			hole_add(k, (struct hole){ pointer + size, pointer + (now - before), KEPT_ANY_STREAM });
+			hole_add(k, (struct hole){ pointer + size, pointer + growth, KEPT_ANY_STREAM });
 	}
 	k->total = now;
 	give(k);
@@ -567,31 +657,40 @@ static bool settle(struct kept *k, int gpu, bool gone)
 
 static bool give_back(struct kept *k, int gpu)
 {
+	struct kept_call c = { .gpu = gpu, .use = KEPT_TRIMS };
+	uint64_t before, after;
 	if (!take(k))
 		return false;
-	bool open = k->state == OPEN;
-	if (open)
-		k->uses++;
-	uint64_t pool = k->pool;
-	CUdevice device = k->device;
-	give(k);
-	if (!open)
+	before = k->total;
+	if (k->state != OPEN) {
+		give(k);
 		return false;
-	/* It may keep what is in use; whether it gave anything shows afterwards. */
-	if (pool != 0) {
+	}
+	k->uses++;
+	enter(k, &c);
+	give(k);
+	/* It keeps what is in use; whether it gave anything shows afterwards. */
+	if (is_pool(k)) {
 		fn_cuMemPoolTrimTo *trim = REAL(cuMemPoolTrimTo);
 		if (trim != NULL)
-			(void)trim((CUmemoryPool)(uintptr_t)pool, 0);
+			(void)trim((CUmemoryPool)(uintptr_t)word_load_acquire(&k->pool), 0);
 	} else {
 		fn_cuDeviceGraphMemTrim *trim = REAL(cuDeviceGraphMemTrim);
 		if (trim != NULL)
-			(void)trim(device);
+			(void)trim(k->device);
 	}
 	if (!take(k))
 		return false;
 	k->uses--;
 	give(k);
-	return settle(k, gpu, false);
+	(void)finish(&c, 0, 0, false);
+	if (is_busy(k))
+		(void)settle(k, gpu, false);
+	if (!take(k))
+		return false;
+	after = k->total;
+	give(k);
+	return after < before;
 }
 
 bool kept_give_back(int gpu) { return each(gpu, give_back); }

@@ -38,6 +38,13 @@ void kept_place(int type, int where, int id, CUdevice *device, enum account_coun
 /* The memory that a device keeps for graphs. */
 struct kept *kept_graph(CUdevice device);
 
+/* What calls mean to each other. The last two: of graphs. */
+enum kept_use {
+	KEPT_TRIMS = 1,  /* it makes the driver give back */
+	KEPT_REUSES = 2, /* it counts on what it had before, and charges nothing */
+	KEPT_LEAVES = 4, /* it may take that of others, and not give it back when it ends */
+};
+
 /* A call that may make it grow. */
 struct kept_call {
 	struct kept *kept; /* NULL: nothing is charged */
@@ -46,13 +53,20 @@ struct kept_call {
 	uint64_t seen;     /* changes by others up to the beginning */
 	uint64_t start, end; /* of free memory that is counted on */
 	uintptr_t stream;
+	unsigned use;
 };
 
 /* Charges what a pool will take for bytes more. False: refused by a limit, and counted. */
 bool kept_begin_piece(struct kept_call *c, struct kept *k, const char *call, uint64_t bytes, uintptr_t stream);
 
-/* Charges growth, 0 for a call that only gives back. False: refused; not yet counted. */
-bool kept_begin(struct kept_call *c, struct kept *k, uint64_t growth);
+/* A call that makes the driver give back. */
+void kept_begin_trim(struct kept_call *c, struct kept *k);
+
+/*
+ * Charges growth, for a graph. Those that reuse and that leave memory are kept apart, as far as a
+ * millisecond of waiting does. False: refused, and not yet counted; or it cannot reuse now.
+ */
+bool kept_begin_graph(struct kept_call *c, struct kept *k, uint64_t growth, unsigned use);
 
 /* The end of a call. False: it took more than was charged, and a limit stands against that: the
  * caller undoes it. What was taken is charged in any case. */
