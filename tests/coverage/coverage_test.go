@@ -540,6 +540,12 @@ func report(names, hooks []string, cells map[key]cell) string {
 
 // others are the hooked functions that are no row, each with the reason.
 var others = map[string]string{
+	"cuMemAdvise":                        "says where managed memory is to be; tested by TestSwap",
+	"cuMemAdvise_v2":                     "says where managed memory is to be; tested by TestSwap",
+	"cuMemPrefetchAsync":                 "says where managed memory is to be; tested by TestSwap",
+	"cuMemPrefetchAsync_ptsz":            "says where managed memory is to be; tested by TestSwap",
+	"cuMemPrefetchAsync_v2":              "says where managed memory is to be; tested by TestSwap",
+	"cuMemPrefetchAsync_v2_ptsz":         "says where managed memory is to be; tested by TestSwap",
 	"cuArrayDestroy":                     "gives back",
 	"cuCtxDestroy":                       "gives back",
 	"cuCtxDestroy_v2":                    "gives back",
