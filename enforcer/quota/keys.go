@@ -54,14 +54,7 @@ var keys = []keyInfo{
 	{name: KeyMemoryMax, parse: amountParser(KeyMemoryMax)},
 	{name: KeyMemoryMin, parse: amountParser(KeyMemoryMin)},
 	{name: KeyMemoryHigh, parse: amountParser(KeyMemoryHigh)},
-	{name: KeyMemorySwapMax, parse: amountParser(KeyMemorySwapMax), unbuilt: func(l *level) string {
-		if l.amounts[KeyMemorySwapMax].only(func(a Amount) bool {
-			return a.Kind == KindBytes && a.Bytes == 0 || a.Kind == KindShare && a.Num == 0
-		}) {
-			return ""
-		}
-		return "spilling"
-	}},
+	{name: KeyMemorySwapMax, parse: amountParser(KeyMemorySwapMax)},
 	{name: KeyOOMGroup, parse: parseOOMGroup},
 	{name: KeyComputeWeight, parse: parseWeight, unbuilt: func(*level) string { return "shares of GPU time" }},
 	{name: KeyComputeMax, parse: parseComputeMax, unbuilt: func(*level) string { return "shares of GPU time" }},

@@ -310,6 +310,10 @@ func (r Request) containerHigh() []listAmount {
 	return givenOf([]listAmount{r.own.amounts[KeyMemoryHigh], r.env.amounts[KeyMemoryHigh]})
 }
 
+func (r Request) containerSwap() []listAmount {
+	return givenOf([]listAmount{r.own.amounts[KeyMemorySwapMax], r.env.amounts[KeyMemorySwapMax]})
+}
+
 func givenOf(vs []listAmount) []listAmount {
 	return slices.DeleteFunc(vs, func(v listAmount) bool { return !v.given() })
 }
@@ -388,6 +392,9 @@ func (r Request) KeepEnv(g Grant) []string {
 	}
 	if slices.ContainsFunc(r.containerHigh(), fromEnv) {
 		out = append(out, "GPUFENCE_MEMORY_HIGH="+envForm(g, func(l Limits) uint64 { return l.High }, Unlimited))
+	}
+	if slices.ContainsFunc(r.containerSwap(), fromEnv) {
+		out = append(out, "GPUFENCE_MEMORY_SWAP_MAX="+envForm(g, func(l Limits) uint64 { return l.SwapMax }, 0))
 	}
 	if r.env.oomGroup != nil {
 		out = append(out, fmt.Sprintf("GPUFENCE_MEMORY_OOM_GROUP=%t", *r.env.oomGroup))

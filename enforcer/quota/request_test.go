@@ -91,6 +91,11 @@ func slowed(limit, guarantee, high uint64) Limits {
 	return Limits{Max: limit, High: high, Min: guarantee}
 }
 
+// spills has a memory.swap.max too.
+func spills(limit, guarantee, swap uint64) Limits {
+	return Limits{Max: limit, High: Unlimited, Min: guarantee, SwapMax: swap}
+}
+
 func TestGrants(t *testing.T) {
 	envAll := func(p *Policy) { p.Accept[EngineCRI] = Accept{Keys: true, Aliases: true, Env: true, GPU: true} }
 	both := []GPU{gpuA(), gpuB()}
@@ -138,7 +143,10 @@ func TestGrants(t *testing.T) {
 		{name: "high in percent, of the container", s: pod("memory.max=4Gi", "container.main.memory.high=10%"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}, own: map[string]Limits{uuidA: slowed(Unlimited, 0, 15*gib/10/granule*granule)}},
 		{name: "high alone", s: docker("memory.high=0=1Gi,1=max"), gpus: both, pod: map[string]Limits{uuidA: slowed(Unlimited, 0, gib)}, notices: []string{"the container has no memory.max: its GPU memory is not limited"}},
 		{name: "a high of 0", s: pod("memory.max=4Gi", "memory.high=0"), pod: map[string]Limits{uuidA: slowed(4*gib, 4*gib, 0)}},
-		{name: "harmless values of what is not built", s: pod("memory.max=4Gi", "memory.high=max", "memory.swap.max=0"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}},
+		{name: "swap", s: pod("memory.max=4Gi", "memory.swap.max=1Gi"), pod: map[string]Limits{uuidA: spills(4*gib, 4*gib, gib)}},
+		{name: "swap of the container alone", s: pod("memory.max=4Gi", "container.main.memory.swap.max=1Gi"), pod: map[string]Limits{uuidA: spills(4*gib, 4*gib, Unlimited)}, own: map[string]Limits{uuidA: spills(Unlimited, 0, gib)}},
+		{name: "swap without end", s: pod("container.main.memory.max=4Gi", "memory.swap.max=max"), pod: map[string]Limits{uuidA: spills(Unlimited, 0, Unlimited)}, own: map[string]Limits{uuidA: spills(4*gib, 4*gib, Unlimited)}},
+		{name: "values that say nothing", s: pod("memory.max=4Gi", "memory.high=max", "memory.swap.max=0"), pod: map[string]Limits{uuidA: limits(4*gib, 4*gib)}},
 
 		{name: "docker without a limit", s: docker(), notices: []string{"the container has no memory.max: its GPU memory is not limited"}},
 		{name: "docker under a ceiling", s: docker(), p: ceiling("4Gi"), own: map[string]Limits{uuidA: limits(4*gib, 4*gib)}, notices: []string{"the container has no memory.max: it gets the node's ceiling of 4Gi"}},
@@ -356,9 +364,7 @@ func TestRefusals(t *testing.T) {
 		{s: pod("config=" + strings.Repeat("#", maxConfigLen+1)), want: `E1206 gpufence.dev/config has 65537 characters: write at most 65536`},
 		{s: pod("status.level=hard"), want: `E1304 gpufence.dev/status.level cannot be set, it is where gpufence reports: remove it`},
 		{s: pod("status=hard"), want: `E1304 gpufence.dev/status cannot be set, it is where gpufence reports: remove it`},
-		{s: pod("memory.swap.max=1Gi"), want: `E1305 memory.swap.max "1Gi" is not enforced by this version of gpufence, which has no spilling yet: remove it`},
-		{s: pod("memory.swap.max=max"), want: `E1305 memory.swap.max "max" is not enforced by this version of gpufence, which has no spilling yet: remove it`},
-		{s: docker().env("GPUFENCE_MEMORY_SWAP_MAX=1Gi"), want: `E1305 GPUFENCE_MEMORY_SWAP_MAX "1Gi" is not enforced by this version of gpufence, which has no spilling yet: remove it`},
+		{s: docker().env("GPUFENCE_MEMORY_SWAP_MAX=1Gi"), want: `E1218 GPUFENCE_MEMORY_SWAP_MAX "1Gi" is more than the node's default, which lets nothing spill: write an annotation, or set env-may-raise = true in [accept.docker]`},
 		{s: pod("compute.weight=100"), want: `E1305 compute.weight "100" is not enforced by this version of gpufence, which has no shares of GPU time yet: remove it`},
 		{s: pod("compute.max=30%"), want: `E1305 compute.max "30%" is not enforced by this version of gpufence, which has no shares of GPU time yet: remove it`},
 		{s: pod("require=hard"), want: `E1305 require "hard" is not enforced by this version of gpufence, which has no fence of that level yet: remove it`},

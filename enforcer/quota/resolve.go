@@ -247,10 +247,24 @@ func (r Request) resolveGPU(g *Grant, gpu GPU, position int, p Policy) ([]Notice
 	if err != nil {
 		return nil, err
 	}
-	if l, ok := limitsOf(podMax, podMin, podHigh, Unlimited, gpu, p); ok {
+	podSwap, err := lowest(givenOf([]listAmount{r.pod.amounts[KeyMemorySwapMax]}), gpu, position)
+	if err != nil {
+		return nil, err
+	}
+	ownSwap, err := lowest(r.containerSwap(), gpu, position)
+	if err != nil {
+		return nil, err
+	}
+	if ownSwap.given && ownSwap.from.env && ownSwap.bytes > 0 && !p.Accept[r.engine].EnvMayRaise {
+		return nil, NewError(CodeEnvRaises, "%s %s is more than the node's default, which lets nothing spill", ownSwap.from.where, Quote(ownSwap.from.text)).
+			WithHint("write an annotation, or set env-may-raise = true in [accept.%s]", r.engine)
+	}
+	if l, ok := limitsOf(podMax, podMin, podHigh, Unlimited, gpu, p); ok || podSwap.given {
+		l.SwapMax = swapOf(podSwap, ownSwap)
 		g.Pod[gpu.UUID] = l
 	}
-	if l, ok := limitsOf(ownMax, ownMin, ownHigh, podMax.bytes, gpu, p); ok {
+	if l, ok := limitsOf(ownMax, ownMin, ownHigh, podMax.bytes, gpu, p); ok || ownSwap.given {
+		l.SwapMax = swapOf(ownSwap, podSwap)
 		g.Container[gpu.UUID] = l
 	}
 	return notices, nil
@@ -274,6 +288,18 @@ func limitsOf(limit, minimum, high bound, above uint64, gpu GPU, p Policy) (Limi
 		l.High = high.bytes
 	}
 	return l, limit.bytes != Unlimited || l.Min > 0 || l.High != Unlimited
+}
+
+// swapOf is what one level lets spill. A level that says nothing is bounded by the other one; if
+// none does, nothing spills.
+func swapOf(level, other bound) uint64 {
+	switch {
+	case level.given:
+		return level.bytes
+	case other.given:
+		return Unlimited
+	}
+	return 0
 }
 
 // fromDefault is what policy gives to a container without a limit on a GPU.

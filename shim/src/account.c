@@ -34,7 +34,7 @@
 #define BACKOFFS 4
 #define RESTARTS 64
 
-#define COUNTERS 2
+#define COUNTERS 3
 
 /* Where a thread can be overtaken. A test that includes this file stops it there. */
 #ifndef ACCOUNT_STEP
@@ -300,19 +300,34 @@ static bool above(uint64_t units, uint64_t excess_bytes, uint64_t max_bytes)
 static struct ledger_sum private_sum(const struct process *p, unsigned gpu)
 {
 	uint64_t units = 0;
-	for (unsigned c = 0; c < COUNTERS; c++)
+	for (unsigned c = 0; c < ACCOUNT_SWAP; c++)
 		units += word_load(&p->totals[gpu][c]) & GPUFENCE_UNITS_MASK;
 	return (struct ledger_sum){ units, units };
 }
 
+/* The same of what is spilled to the host. */
+static struct ledger_sum private_swap(const struct process *p, unsigned gpu)
+{
+	uint64_t units = word_load(&p->totals[gpu][ACCOUNT_SWAP]) & GPUFENCE_UNITS_MASK;
+	return (struct ledger_sum){ units, units };
+}
+
+static enum verdict judge_swap(struct process *p, bool private, unsigned gpu, const struct limits_gpu *limit)
+{
+	struct ledger_sum sum = private ? private_swap(p, gpu) : ledger_sum_swap(&p->ledger, gpu, p->limits.container_index);
+	return above(sum.container_units, 0, limit->swap_max_bytes) || above(sum.pod_units, 0, limit->pod_swap_max_bytes) ? OVER : WITHIN;
+}
+
 /* Whether what is announced fits. */
-static enum verdict judge(struct process *p, uint64_t registration, unsigned gpu)
+static enum verdict judge(struct process *p, uint64_t registration, unsigned gpu, unsigned counter)
 {
 	struct limits_gpu limit;
 	bool known = limits_read(&p->limits, gpu, &limit) && (limit.flags & GPUFENCE_GPU_FENCED);
 	bool private = slot_of(registration) == SLOT_PRIVATE;
 	if (!private && !ledger_owned(&p->ledger, slot_of(registration), generation_of(registration)))
 		return LOST;
+	if (__builtin_expect(counter == ACCOUNT_SWAP, 0))
+		return known ? judge_swap(p, private, gpu, &limit) : WITHIN;
 	if (!known || (limit.max_bytes == GPUFENCE_UNLIMITED && limit.pod_max_bytes == GPUFENCE_UNLIMITED))
 		return WITHIN;
 	struct ledger_sum sum = private ? private_sum(p, gpu) : ledger_sum(&p->ledger, gpu, p->limits.container_index);
@@ -360,7 +375,7 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 	if (slot == SLOT_PRIVATE) {
 		r = total_add(p, registration, gpu, counter, units);
 		ACCOUNT_STEP(ANNOUNCED);
-		if (r == 0 && !there && judge(p, registration, gpu) == OVER) {
+		if (r == 0 && !there && judge(p, registration, gpu, counter) == OVER) {
 			/* If it is of another epoch by now, the charge went along and is taken there. */
 			uint64_t taken;
 			while (total_sub(p, registration, gpu, counter, units, &taken) != 0) {
@@ -383,7 +398,7 @@ static int reserve_once(struct process *p, uint64_t registration, unsigned gpu, 
 		return r;
 	}
 	ACCOUNT_STEP(ANNOUNCED);
-	switch (judge(p, registration, gpu)) {
+	switch (judge(p, registration, gpu, counter)) {
 	case WITHIN:
 		ACCOUNT_STEP(JUDGED);
 		r = total_add(p, registration, gpu, counter, units);
@@ -446,11 +461,15 @@ static uint64_t random_below(uint64_t n)
 }
 
 /* Whether it does not fit beside what this process itself holds, whatever the others do. */
-static bool hopeless(struct process *p, unsigned gpu, uint64_t units)
+static bool hopeless(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
 {
 	struct limits_gpu limit;
 	if (!limits_read(&p->limits, gpu, &limit))
 		return false;
+	if (counter == ACCOUNT_SWAP) {
+		units += private_swap(p, gpu).container_units;
+		return above(units, 0, limit.swap_max_bytes) || above(units, 0, limit.pod_swap_max_bytes);
+	}
 	units += private_sum(p, gpu).container_units;
 	return above(units, limit.excess_bytes, limit.max_bytes) || above(units, limit.pod_excess_bytes, limit.pod_max_bytes);
 }
@@ -458,7 +477,7 @@ static bool hopeless(struct process *p, unsigned gpu, uint64_t units)
 /* Near the limit. Two that announce together may both withdraw: step aside, then one by one. */
 __attribute__((noinline)) static int reserve_slowly(struct process *p, unsigned gpu, unsigned counter, uint64_t units)
 {
-	if (hopeless(p, gpu, units)) {
+	if (hopeless(p, gpu, counter, units)) {
 		if (slot_of(word_load_acquire(&p->registration)) != SLOT_PRIVATE)
 			ledger_request_reclaim(&p->ledger);
 		return -ENOMEM;

@@ -22,6 +22,7 @@
 enum account_counter {
 	ACCOUNT_DEVICE,  /* device memory, contexts included */
 	ACCOUNT_MANAGED, /* managed memory, counted as on the device */
+	ACCOUNT_SWAP,    /* that stays on the host, held against memory.swap.max alone */
 };
 
 enum account_event {
@@ -34,7 +35,7 @@ enum account_event {
 int account_gpu(const uint8_t uuid[16]);
 
 /* Charges bytes (rounded up to 4 KiB) before the driver allocates them: 0, or -ENOMEM if the
- * container's or the pod's memory.max would be crossed. The caller counts the event. */
+ * container's or the pod's memory.max (memory.swap.max) would be crossed. The caller counts the event. */
 int account_reserve(int gpu, enum account_counter counter, uint64_t bytes);
 
 /* Charges what the driver has taken already, whatever the limits say. */

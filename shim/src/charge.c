@@ -6,6 +6,7 @@
 #include "device.h"
 #include "high.h"
 #include "kept.h"
+#include "swap.h"
 
 /* As the driver takes it: shared blocks for small allocations, whole blocks for others. */
 static uint64_t taken(uint64_t bytes)
@@ -30,14 +31,20 @@ void charge_refused(int gpu, const char *call, uint64_t bytes)
 	debug_line(call, "refused by memory.max", bytes);
 }
 
-bool charge_begin_on(struct charge *c, const char *call, int gpu, enum account_counter counter, uint64_t bytes)
+/* Reserves; nothing where nothing is asked for, or known of the GPU. */
+static bool begin(struct charge *c, int gpu, enum account_counter counter, uint64_t bytes)
 {
-	/* Nothing is refused by the driver itself, with its own error. */
-	*c = (struct charge){ .gpu = bytes == 0 ? -1 : gpu, .counter = counter };
+	*c = (struct charge){ .gpu = bytes == 0 ? -1 : gpu, .counter = counter, .asked = bytes };
 	if (c->gpu < 0)
 		return true;
 	c->bytes = taken(bytes);
-	if (charge_reserve(c->gpu, counter, c->bytes) == 0)
+	return charge_reserve(c->gpu, counter, c->bytes) == 0;
+}
+
+bool charge_begin_on(struct charge *c, const char *call, int gpu, enum account_counter counter, uint64_t bytes)
+{
+	/* Nothing is refused by the driver itself, with its own error. */
+	if (begin(c, gpu, counter, bytes))
 		return true;
 	charge_refused(c->gpu, call, bytes);
 	return false;
@@ -50,6 +57,22 @@ bool charge_begin(struct charge *c, const char *call, enum account_counter count
 		return false;
 	c->owner = owner;
 	c->small = counter == ACCOUNT_DEVICE && bytes <= CHARGE_SMALL_BYTES;
+	return true;
+}
+
+bool charge_begin_spill(struct charge *c, const char *call, enum account_counter counter, uint64_t bytes)
+{
+	uint64_t owner = 0;
+	if (!begin(c, bytes == 0 ? -1 : device_current(&owner), counter, bytes)) {
+		if (account_reserve(c->gpu, ACCOUNT_SWAP, c->bytes) != 0) {
+			charge_refused(c->gpu, call, bytes);
+			return false;
+		}
+		c->counter = ACCOUNT_SWAP;
+		debug_line(call, "stays on the host, within memory.swap.max", bytes);
+	}
+	c->owner = owner;
+	c->small = c->counter == ACCOUNT_DEVICE && bytes <= CHARGE_SMALL_BYTES;
 	return true;
 }
 
@@ -73,9 +96,17 @@ bool charge_settle(struct charge *c, const char *call, uint64_t bytes)
 CUresult charge_failed(int gpu, enum account_counter counter, uint64_t bytes, CUresult result)
 {
 	account_release(gpu, counter, bytes);
+	/* Where spilling was not possible, it is memory.max that stands against it. */
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
-		account_event(gpu, ACCOUNT_EVENT_DEVICE);
+		account_event(gpu, counter == ACCOUNT_SWAP ? ACCOUNT_EVENT_MAX : ACCOUNT_EVENT_DEVICE);
 	return result;
+}
+
+static uint8_t kind_of(const struct charge *c)
+{
+	if (c->small)
+		return TRACK_SMALL;
+	return c->counter == ACCOUNT_DEVICE ? TRACK_DEVICE : c->counter == ACCOUNT_MANAGED ? TRACK_MANAGED : TRACK_SWAP;
 }
 
 CUresult charge_end(const struct charge *c, CUresult result, uint64_t pointer)
@@ -89,8 +120,10 @@ CUresult charge_end(const struct charge *c, CUresult result, uint64_t pointer)
 		.bytes = c->small ? 0 : c->bytes,
 		.owner = c->owner,
 		.gpu = (int16_t)c->gpu,
-		.kind = c->small ? TRACK_SMALL : c->counter == ACCOUNT_MANAGED ? TRACK_MANAGED : TRACK_DEVICE,
+		.kind = kind_of(c),
 	};
+	if (c->counter == ACCOUNT_SWAP)
+		swap_put(pointer, c->asked, c->gpu, c->bytes);
 	if (c->small && !track_small_enter(c->gpu, pointer))
 		account_release(c->gpu, c->counter, c->bytes);
 	/* If there is no memory for the table, the block stays charged until the process ends. */
@@ -141,6 +174,9 @@ void charge_undo(const struct track_block *b)
 		break;
 	case TRACK_MANAGED:
 		account_release(b->gpu, ACCOUNT_MANAGED, b->bytes);
+		break;
+	case TRACK_SWAP:
+		account_release(b->gpu, swap_gone(b->pointer) ? ACCOUNT_SWAP : ACCOUNT_MANAGED, b->bytes);
 		break;
 	case TRACK_PIECE:
 		kept_freed(b, KEPT_ANY_STREAM);

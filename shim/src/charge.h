@@ -27,6 +27,7 @@ struct charge {
 	enum account_counter counter;
 	uint64_t bytes; /* reserved */
 	uint64_t owner;
+	uint64_t asked; /* for */
 	bool small;
 };
 
@@ -40,6 +41,10 @@ bool charge_begin(struct charge *charge, const char *call, enum account_counter 
 
 /* The same on a GPU that the call itself names, in whole blocks. The caller keeps the charge. */
 bool charge_begin_on(struct charge *charge, const char *call, int gpu, enum account_counter counter, uint64_t bytes);
+
+/* charge_begin; where memory.max stands against it, memory.swap.max may not: then the counter is
+ * ACCOUNT_SWAP, and the caller takes memory that stays on the host (swap.h). */
+bool charge_begin_spill(struct charge *charge, const char *call, enum account_counter counter, uint64_t bytes);
 
 /* Corrects the reservation to what the driver really took. False: refused. The caller frees. */
 bool charge_settle(struct charge *charge, const char *call, uint64_t bytes);

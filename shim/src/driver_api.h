@@ -45,6 +45,11 @@ typedef struct CUuuid_st {
 
 #define CU_MEM_ALLOCATION_TYPE_MANAGED 2
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEM_LOCATION_TYPE_HOST 2
+#define CU_DEVICE_CPU ((CUdevice)-1)
+#define CU_MEM_ADVISE_SET_PREFERRED_LOCATION 3u
+#define CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION 4u
+#define CU_MEM_ATTACH_GLOBAL 1u
 #define CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN 6 /* id: of the device in the lowest byte, of its part above */
 typedef struct CUmemLocation_st {
 	int type;
@@ -124,6 +129,12 @@ typedef CUresult fn_cuLibraryLoadData(CUlibrary *, const void *code, int *jit, v
 typedef CUresult fn_cuLibraryLoadFromFile(CUlibrary *, const char *path, int *jit, void **jit_values, unsigned int jit_count,
 					  int *options, void **values, unsigned int count);
 typedef CUresult fn_cuLibraryUnload(CUlibrary);
+typedef CUresult fn_cuMemAdvise(CUdeviceptr, size_t, unsigned int advice, CUdevice);
+typedef CUresult fn_cuMemAdvise_v2(CUdeviceptr, size_t, unsigned int advice, CUmemLocation);
+typedef CUresult fn_cuMemPrefetchAsync(CUdeviceptr, size_t, CUdevice, CUstream);
+typedef CUresult fn_cuMemPrefetchAsync_ptsz(CUdeviceptr, size_t, CUdevice, CUstream);
+typedef CUresult fn_cuMemPrefetchAsync_v2(CUdeviceptr, size_t, CUmemLocation, unsigned int flags, CUstream);
+typedef CUresult fn_cuMemPrefetchAsync_v2_ptsz(CUdeviceptr, size_t, CUmemLocation, unsigned int flags, CUstream);
 typedef CUresult fn_cuMemAlloc(CUdeviceptr_v1 *, unsigned int);
 typedef CUresult fn_cuMemAlloc_v2(CUdeviceptr *, size_t);
 typedef CUresult fn_cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int flags);

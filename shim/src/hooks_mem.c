@@ -5,6 +5,7 @@
 #include "charge.h"
 #include "debug.h"
 #include "real.h"
+#include "swap.h"
 
 /* The driver's pitch is a multiple of this. A first guess only: its answer counts. */
 #define PITCH_BYTES UINT64_C(512)
@@ -32,9 +33,9 @@ CUresult hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (pointer == NULL)
 		return real(pointer, bytes);
-	if (!charge_begin(&c, "cuMemAlloc", ACCOUNT_DEVICE, bytes))
+	if (!charge_begin_spill(&c, "cuMemAlloc", ACCOUNT_DEVICE, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = real(pointer, bytes);
+	CUresult result = c.counter == ACCOUNT_SWAP ? swap_take(pointer, bytes, CU_MEM_ATTACH_GLOBAL) : real(pointer, bytes);
 	return charge_end(&c, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 EXPORT(cuMemAlloc_v2);
@@ -47,9 +48,9 @@ CUresult hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (pointer == NULL)
 		return real(pointer, bytes, flags);
-	if (!charge_begin(&c, "cuMemAllocManaged", ACCOUNT_MANAGED, bytes))
+	if (!charge_begin_spill(&c, "cuMemAllocManaged", ACCOUNT_MANAGED, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = real(pointer, bytes, flags);
+	CUresult result = c.counter == ACCOUNT_SWAP ? swap_take(pointer, bytes, flags) : real(pointer, bytes, flags);
 	return charge_end(&c, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 EXPORT(cuMemAllocManaged);

@@ -249,7 +249,9 @@ static uint64_t units_of(const struct gpufence_slot_gpu *g, uint32_t generation)
 	return sum;
 }
 
-struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t container_index)
+typedef uint64_t units_function(const struct gpufence_slot_gpu *g, uint32_t generation);
+
+static inline __attribute__((always_inline)) struct ledger_sum add_up(const struct ledger *l, unsigned gpu, uint32_t container_index, units_function *of)
 {
 	struct ledger_sum sum = { 0, 0 };
 	/* After the announcement: a claim that this bound misses sees us. */
@@ -262,16 +264,32 @@ struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t cont
 		uint64_t owner = word_load(&s->owner);
 		if (ledger_state(owner) != GPUFENCE_SLOT_LIVE)
 			continue;
-		uint64_t units = units_of(&s->gpu[gpu], ledger_generation(owner));
+		uint64_t units = of(&s->gpu[gpu], ledger_generation(owner));
 		sum.pod_units += units;
 		if (half_load_relaxed(&s->container_index) == container_index)
 			sum.container_units += units;
 	}
 	const struct gpufence_slot *overflow = ledger_slot(l, l->slot_count);
-	uint64_t units = units_of(&overflow->gpu[gpu], ledger_generation(word_load(&overflow->owner)));
+	uint64_t units = of(&overflow->gpu[gpu], ledger_generation(word_load(&overflow->owner)));
 	sum.pod_units += units;
 	sum.container_units += units;
 	return sum;
+}
+
+struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t container_index)
+{
+	return add_up(l, gpu, container_index, units_of);
+}
+
+static uint64_t swap_units_of(const struct gpufence_slot_gpu *g, uint32_t generation)
+{
+	uint64_t swap = word_load(&g->swap);
+	return ledger_generation(swap) == generation ? swap & GPUFENCE_UNITS_MASK : 0;
+}
+
+struct ledger_sum ledger_sum_swap(const struct ledger *l, unsigned gpu, uint32_t container_index)
+{
+	return add_up(l, gpu, container_index, swap_units_of);
 }
 
 bool ledger_has_process(const struct ledger *l, uint32_t pid, uint64_t pidns_inode)

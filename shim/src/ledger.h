@@ -68,6 +68,8 @@ struct ledger_sum {
 	uint64_t pod_units;
 };
 struct ledger_sum ledger_sum(const struct ledger *l, unsigned gpu, uint32_t container_index);
+/* The same of what is spilled to the host. */
+struct ledger_sum ledger_sum_swap(const struct ledger *l, unsigned gpu, uint32_t container_index);
 
 /* Sets the overflow slot to 0 if it charges the GPU and nobody uses it: whether it did. fd as for
  * ledger_free_lost. */

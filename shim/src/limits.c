@@ -191,8 +191,10 @@ bool limits_read(struct limits *l, unsigned gpu, struct limits_gpu *to)
 			to->context_bytes = FIELD(g, context_bytes);
 			to->max_bytes = FIELD(g, max_bytes);
 			to->high_bytes = FIELD(g, high_bytes);
+			to->swap_max_bytes = FIELD(g, swap_max_bytes);
 			to->pod_max_bytes = FIELD(g, pod_max_bytes);
 			to->pod_high_bytes = FIELD(g, pod_high_bytes);
+			to->pod_swap_max_bytes = FIELD(g, pod_swap_max_bytes);
 			to->excess_bytes = FIELD(g, excess_bytes);
 			to->pod_excess_bytes = FIELD(g, pod_excess_bytes);
 			to->module_bytes = FIELD(g, module_bytes);

@@ -48,8 +48,10 @@ struct limits_gpu {
 	uint64_t context_bytes;
 	uint64_t max_bytes;
 	uint64_t high_bytes;
+	uint64_t swap_max_bytes;
 	uint64_t pod_max_bytes;
 	uint64_t pod_high_bytes;
+	uint64_t pod_swap_max_bytes;
 	uint64_t excess_bytes;
 	uint64_t pod_excess_bytes;
 	uint64_t module_bytes;

@@ -17,6 +17,7 @@ enum track_kind {
 	TRACK_SMALL,   /* lies in a shared 2 MiB block: the block is charged, not it */
 	TRACK_MANAGED,
 	TRACK_PIECE,   /* of what a pool keeps (owner: the pool), which is charged */
+	TRACK_SWAP,    /* managed memory that stays on the host, if it has not come (swap.h) */
 	TRACK_ARRAY,   /* a small array: charged with all others of the GPU */
 };
 

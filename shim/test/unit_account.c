@@ -972,6 +972,43 @@ static void several_gpus(void)
 	builder_remove(&b);
 }
 
+static void swap_has_its_own_limit(void)
+{
+	struct gpufence_limits_gpu g = builder_gpu(0);
+	uint8_t uuid[16];
+	struct account_view view;
+	struct builder b;
+	builder_init(&b, NULL);
+	g.max_bytes = 64 * MIB;
+	g.swap_max_bytes = 32 * MIB;
+	g.pod_swap_max_bytes = 24 * MIB;
+	builder_publish(&b, &g, 1);
+	builder_uuid(0, uuid);
+	account_set_dir(b.dir);
+	CHECK_INT(account_gpu(uuid), 0);
+	CHECK_INT(account_reserve(0, ACCOUNT_DEVICE, 64 * MIB), 0);
+	CHECK_INT(account_reserve(0, ACCOUNT_SWAP, 24 * MIB), 0);
+	CHECK_INT(account_reserve(0, ACCOUNT_SWAP, 4096), -ENOMEM); /* the pod's */
+	CHECK_INT(account_reserve(0, ACCOUNT_DEVICE, 4096), -ENOMEM);
+	CHECK_U64(builder_slot(&b, 0)->gpu[0].swap & GPUFENCE_UNITS_MASK, 24 * MIB / 4096);
+	CHECK(account_view(0, &view));
+	CHECK_U64(view.charged_bytes, 64 * MIB);
+	account_release(0, ACCOUNT_SWAP, 8 * MIB);
+	g.pod_swap_max_bytes = GPUFENCE_UNLIMITED;
+	builder_publish(&b, &g, 1);
+	CHECK_INT(account_reserve(0, ACCOUNT_SWAP, 17 * MIB), -ENOMEM); /* its own */
+	CHECK_INT(account_reserve(0, ACCOUNT_SWAP, 16 * MIB), 0);
+	account_release(0, ACCOUNT_SWAP, 32 * MIB);
+	account_release(0, ACCOUNT_DEVICE, 64 * MIB);
+	CHECK_U64(builder_charged(&b, 0), 0);
+	CHECK_U64(builder_slot(&b, 0)->gpu[0].swap & GPUFENCE_UNITS_MASK, 0);
+	/* The default lets nothing spill. */
+	g.swap_max_bytes = g.pod_swap_max_bytes = 0;
+	builder_publish(&b, &g, 1);
+	CHECK_INT(account_reserve(0, ACCOUNT_SWAP, 4096), -ENOMEM);
+	builder_remove(&b);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct unit_test tests[] = {
@@ -982,6 +1019,7 @@ int main(int argc, char **argv)
 		{ "account: holds the limit", holds_the_limit },
 		{ "account: hopeless is refused at once", hopeless_is_refused_at_once },
 		{ "account: a limit between units", a_limit_between_units },
+		{ "account: swap has its own limit", swap_has_its_own_limit },
 		{ "account: managed counts like device", managed_counts_like_device },
 		{ "account: excess takes room", excess_takes_room },
 		{ "account: limits change while running", limits_change_while_running },

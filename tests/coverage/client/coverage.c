@@ -10,6 +10,8 @@
  *                                 finds it as cuGetProcAddress gives it
  *   fill                          takes until refused, in ever smaller pieces
  *   give                          gives everything back
+ *   drop                          gives the first piece back
+ *   prefetch WAY                  asks for the last piece on the GPU: prefetch, prefetch_v2, advise, advise_v2
  *   view                          what the driver says there is
  *   nvml UUID                     what NVML says there is, both versions
  *   end
@@ -111,6 +113,24 @@ static void give(void)
 	answer("give", failure[0] ? failure : NULL);
 }
 
+/* By one of the functions that say where managed memory is to be, found by its name. */
+static void prefetch(const char *way)
+{
+	struct taken *t = &all[count - 1];
+	CUmemLocation there = { CU_MEM_LOCATION_TYPE_DEVICE, device };
+	CUresult ret = CUDA_ERROR_INVALID_VALUE;
+	if (strcmp(way, "prefetch") == 0)
+		ret = ASK(cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, CUstream), t->a + t->bytes / 2, 4096, device, NULL);
+	else if (strcmp(way, "prefetch_v2") == 0)
+		ret = ASK(cuMemPrefetchAsync_v2, (CUdeviceptr, size_t, CUmemLocation, unsigned int, CUstream), t->a, t->bytes, there, 0, NULL);
+	else if (strcmp(way, "advise") == 0)
+		ret = ASK(cuMemAdvise, (CUdeviceptr, size_t, CUmem_advise, CUdevice), t->a, t->bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device);
+	else if (strcmp(way, "advise_v2") == 0)
+		ret = ASK(cuMemAdvise_v2, (CUdeviceptr, size_t, CUmem_advise, CUmemLocation), t->a, t->bytes, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, there);
+	CALL(cuCtxSynchronize, (void));
+	answer("prefetch", ret == CUDA_SUCCESS && !failure[0] ? NULL : "refused");
+}
+
 static void view(void)
 {
 	size_t free_bytes = 0, total_bytes = 0, device_bytes = 0;
@@ -175,6 +195,12 @@ int main(void)
 			fill();
 		} else if (strcmp(line, "give") == 0 && row) {
 			give();
+		} else if (strncmp(line, "prefetch ", 9) == 0 && count > 0) {
+			prefetch(line + 9);
+		} else if (strcmp(line, "drop") == 0 && count > 0) {
+			row->give(row, &all[0]);
+			all[0] = all[--count];
+			answer("drop", failure[0] ? failure : NULL);
 		} else if (strcmp(line, "view") == 0) {
 			view();
 		} else if (strncmp(line, "nvml ", 5) == 0) {
