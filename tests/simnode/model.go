@@ -96,6 +96,7 @@ type cont struct {
 	overNoted bool
 	blind     time.Duration // of that, while NVML did not say
 	resize    *policy.Resize
+	changed   time.Duration // when its limit last did
 	overdue   time.Duration // that a resize has gone on after its deadline and could be judged
 	fits      time.Duration // since when what is listed of it fits the resize; -1 for not
 }
@@ -209,11 +210,12 @@ func (m *model) live(c *cont) (sum uint64) {
 	return sum
 }
 
-// liveAt is what the processes of a container that live now held then.
-func (m *model) liveAt(c *cont, t time.Duration) (sum uint64) {
+// liveAt is what an answer to a call that began then has shown of the processes of a container that
+// lived then.
+func (m *model) liveAt(c *cont, began time.Duration) (sum uint64) {
 	for _, p := range m.byCont[c] {
-		if !p.dead {
-			b, _ := p.at(t)
+		if !p.dead || p.died > began {
+			b, _ := p.at(began - m.lag)
 			sum += b
 		}
 	}
@@ -576,7 +578,7 @@ func (m *model) set(c *cont) {
 	}
 	force := m.rng.IntN(6) == 0
 	r := m.core.StartResize(policy.Level{Container: c.id}, c.grant.Max, limit, m.now, m.now+time.Duration(1+m.rng.IntN(5))*time.Second, force)
-	c.resize, c.published, c.overdue, c.fits = nil, limit, 0, -1
+	c.resize, c.published, c.overdue, c.fits, c.changed = nil, limit, 0, -1, m.now
 	m.say("%s is to go from %d to %d (force %v)", c.id, c.grant.Max, limit, force)
 	if r.State == policy.ResizePending {
 		c.resize = &r

@@ -452,7 +452,7 @@ func (m *model) resized(r policy.Resize) {
 		}
 	}
 	m.say("%s: %s %s", c.id, r.State, r.Why)
-	c.resize, c.fits = nil, -1
+	c.resize, c.fits, c.changed = nil, -1, m.now
 	m.crossed(c)
 	m.promises()
 }
@@ -572,7 +572,7 @@ func (m *model) judgeKill(k *policy.Kill, in *policy.Input) {
 	}
 	truth := func(t time.Duration) (sum uint64) {
 		for _, o := range members {
-			sum += m.liveAt(o, t-m.lag)
+			sum += m.liveAt(o, t)
 		}
 		return sum
 	}
@@ -599,7 +599,7 @@ func (m *model) judgeKill(k *policy.Kill, in *policy.Input) {
 		m.fail("a pod that keeps to its limit is hit: %s", k.Reason)
 	case k.Scope == "container" && c.resize == nil && k.MaxBytes != c.grant.Max:
 		m.fail("killed for a limit of %d, which is %d: %s", k.MaxBytes, c.grant.Max, k.Reason)
-	case c.resize == nil && first <= k.ThresholdBytes:
+	case c.resize == nil && first <= k.ThresholdBytes && c.changed < k.First: // else it was judged by another limit then
 		m.fail("in the first of the two samples it held %d: %s", first, k.Reason)
 	}
 }
