@@ -69,9 +69,11 @@ demo: ## hold three containers to their GPU memory limits, on the simulated GPU 
 .PHONY: test test-go test-sim test-shim test-enforcer test-e2e
 test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model checks, end to end
 	@$(DEPS) $(RUN_NEEDS)
-	@for suite in build test-go test-sim test-shim test-enforcer test-e2e; do \
-	  start=$$SECONDS; $(MAKE) $$suite || { echo "suite $$suite failed after $$((SECONDS - start)) s"; exit 1; }; \
-	  echo "suite $$suite: $$((SECONDS - start)) s"; done
+	@$(MAKE) build
+	@failed=; for suite in test-go test-sim test-shim test-enforcer test-e2e; do \
+	  start=$$SECONDS; word=; $(MAKE) $$suite || { failed="$$failed $$suite"; word=" failed after"; }; \
+	  echo "suite $$suite:$$word $$((SECONDS - start)) s"; done; \
+	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 test-go:
 	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images)
@@ -82,9 +84,10 @@ test-sim:
 	@$(MAKE) -C tests/clients test OUT=$(DIST)
 
 test-shim:
-	@for part in library coverage builds images unchanged asan tsan; do \
-	  start=$$SECONDS; $(MAKE) test-shim-$$part || { echo "test-shim $$part failed after $$((SECONDS - start)) s"; exit 1; }; \
-	  echo "test-shim $$part: $$((SECONDS - start)) s"; done
+	@failed=; for part in library coverage builds images unchanged asan tsan; do \
+	  start=$$SECONDS; word=; $(MAKE) test-shim-$$part || { failed="$$failed $$part"; word=" failed after"; }; \
+	  echo "suite test-shim $$part:$$word $$((SECONDS - start)) s"; done; \
+	  [ -z "$$failed" ] || { echo "test-shim failed:$$failed"; exit 1; }
 
 .PHONY: test-shim-library test-shim-coverage test-shim-builds test-shim-unchanged test-shim-images test-shim-asan test-shim-tsan
 test-shim-library:
