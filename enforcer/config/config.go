@@ -48,6 +48,7 @@ type Config struct {
 	ReserveBytes   uint64        // 256 MiB
 	ReserveShare   float64       // 0.03; the greater of the two
 	ContextBytes   uint64        // 0: by model; published until a context was seen
+	ModuleBytes    uint64        // 2 MiB: what a loaded module or library is charged; 0: excess covers it
 	PrepareHold    time.Duration // 60 s: a prepared grant that is not registered gives its bytes back
 	PagesHold      time.Duration // 1 h: and its pages
 	ResizeDeadline time.Duration // 30 s

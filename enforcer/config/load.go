@@ -34,6 +34,7 @@ func Default() Config {
 		KillInterval:   20 * time.Millisecond,
 		ReserveBytes:   256 << 20,
 		ReserveShare:   0.03,
+		ModuleBytes:    2 << 20,
 		PrepareHold:    time.Minute,
 		PagesHold:      time.Hour,
 		ResizeDeadline: 30 * time.Second,

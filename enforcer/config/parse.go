@@ -116,6 +116,7 @@ var settings = []setting{
 	}},
 	{"reserve", func(c *Config, _ string, v any) error { return setBytes(&c.ReserveBytes, v) }},
 	{"reserve-share", func(c *Config, _ string, v any) error { return setShare(&c.ReserveShare, v) }},
+	{"module", func(c *Config, _ string, v any) error { return setBytes(&c.ModuleBytes, v) }},
 	{"context", func(c *Config, _ string, v any) error { return setBytes(&c.ContextBytes, v) }},
 	{"prepare-hold", func(c *Config, _ string, v any) error { return setTime(&c.PrepareHold, v, time.Second, time.Hour) }},
 	{"pages-hold", func(c *Config, _ string, v any) error {

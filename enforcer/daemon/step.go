@@ -320,7 +320,8 @@ func (d *Daemon) limitsPage(p *registry.Pod, c *registry.Container) ledger.Limit
 		}
 		e := ledger.LimitsGPU{
 			UUID: id, Present: true, Fenced: d.modeOf(c) == quota.ModeEnforce,
-			MaxBytes: d.publishedMax(uuid, policy.Level{Container: c.ID()}, own.Max), HighBytes: own.High, SwapMaxBytes: own.SwapMax,
+			ModuleBytes: d.cfg.ModuleBytes,
+			MaxBytes:    d.publishedMax(uuid, policy.Level{Container: c.ID()}, own.Max), HighBytes: own.High, SwapMaxBytes: own.SwapMax,
 			PodMaxBytes: d.publishedMax(uuid, policy.Level{Pod: p.ID()}, pod.Max), PodHighBytes: pod.High, PodSwapMaxBytes: pod.SwapMax,
 		}
 		for _, g := range c.Grant.GPUs {

@@ -316,13 +316,15 @@ static CUresult take_external(const struct row *r, size_t bytes, struct taken *t
 	     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 	CUDA_EXTERNAL_MEMORY_HANDLE_DESC d = { .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle.fd = fd, .size = bytes };
 	ret = FN(CUresult(*)(CUexternalMemory *, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *))(&e, &d);
-	release(h);
-	if (ret != CUDA_SUCCESS)
+	if (ret != CUDA_SUCCESS) {
+		release(h);
 		return ret;
+	}
 	CUDA_EXTERNAL_MEMORY_BUFFER_DESC b = { .size = bytes };
 	CALL(cuExternalMemoryGetMappedBuffer, (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *), &p, e, &b);
 	t->a = (uintptr_t)e;
 	t->b = p;
+	t->c = h;
 	return ret;
 }
 
@@ -331,6 +333,7 @@ static void give_external(const struct row *r, struct taken *t)
 	(void)r;
 	CALL(cuMemFree_v2, (CUdeviceptr), t->b);
 	CALL(cuDestroyExternalMemory, (CUexternalMemory), (CUexternalMemory)(uintptr_t)t->a);
+	release(t->c);
 }
 
 /* ---- arrays -------------------------------------------------------------------------------- */
