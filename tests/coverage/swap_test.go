@@ -74,7 +74,7 @@ func swap(t *testing.T, row, way string) {
 	if _, err := r.p.Do(t.Context(), "drop", "prefetch "+way); err != nil {
 		t.Fatal(err)
 	}
-	last := uint64(64 * mib) // the last piece's size, and the first one's
+	last := 64 * mib // the last piece's size, and the first one's
 	sees("the last piece has come", limit-64*mib+last, swapMax-last, refusals)
 	if _, err := r.p.Do(t.Context(), "give"); err != nil {
 		t.Fatal(err)
