@@ -34,7 +34,9 @@ static int visit_one(struct dl_phdr_info *info, size_t size, void *arg)
 			o.view.dynamic = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
 	if (o.view.dynamic == NULL)
 		return 0;
-	o.library = library_of(o.name, elf_soname(&o.view));
+	/* We may stand in for one (stub.h). */
+	if (o.view.dynamic != _DYNAMIC)
+		o.library = library_of(o.name, elf_soname(&o.view));
 	return v->call(&o, v->arg);
 }
 

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "stub.h"
+
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
@@ -330,6 +332,8 @@ static int find_self(struct dl_phdr_info *info, size_t size, void *arg)
 bool pages_path(char path[PAGES_PATH_MAX], const char *dir, const char *name)
 {
 	struct self self = { path, 0 };
+	if (dir == NULL)
+		dir = stub_dir;
 	if (dir != NULL) {
 		self.length = strlen(dir);
 		if (self.length == 0 || self.length >= PAGES_PATH_MAX)

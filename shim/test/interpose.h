@@ -38,6 +38,8 @@ struct scene {
 	uint64_t pod_max_bytes;  /* 0: unlimited */
 	uint64_t excess_bytes, module_bytes;
 	bool no_shim, no_pages, no_driver;
+	bool stub;               /* instead of the shim: the driver's libraries are those of TEST_STUB */
+	char stubs[64];          /* the folder that they are in, beside the pages and the real ones */
 	char output[4096];       /* what it wrote to either of its outputs */
 	uint64_t events_max, events_device, charged; /* afterwards */
 };
@@ -64,6 +66,67 @@ __attribute__((unused)) static void scene_pages(struct builder *b, const struct 
 		gpus[i].excess_bytes = gpus[i].pod_excess_bytes = s->excess_bytes;
 	}
 	builder_publish(b, gpus, 2);
+}
+
+/* Copies a stub to where its folder, as long as the one that it was built for, is another one. */
+__attribute__((unused)) static void copy_stub(const char *dir, const char *name)
+{
+	static const char built[] = "/dev/gpufence";
+	char from[PATH_MAX], to[PATH_MAX];
+	unsigned int found = 0;
+	snprintf(from, sizeof from, "%s/%s", place("TEST_STUB"), name);
+	snprintf(to, sizeof to, "%s/stub/%s", dir, name);
+	int in = open(from, O_RDONLY), out = open(to, O_RDWR | O_CREAT | O_EXCL, 0755);
+	struct stat st;
+	CHECK(in >= 0 && out >= 0 && fstat(in, &st) == 0 && ftruncate(out, st.st_size) == 0);
+	char *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, out, 0);
+	CHECK(bytes != MAP_FAILED && read(in, bytes, (size_t)st.st_size) == st.st_size);
+	CHECK(strlen(dir) == sizeof built - 1);
+	for (char *at = bytes; (at = memmem(at, (size_t)(bytes + st.st_size - at), built, sizeof built - 1)) != NULL; found++)
+		memcpy(at, dir, sizeof built - 1);
+	CHECK(found >= 2); /* what it needs, and where its pages are */
+	munmap(bytes, (size_t)st.st_size);
+	close(in);
+	close(out);
+}
+
+__attribute__((unused)) static void scene_stub(struct scene *s, const char *pages)
+{
+	static const char *const libraries[] = { "libcuda.so.1", "libnvidia-ml.so.1" };
+	char dir[16] = "/tmp/gfXXXXXX", from[PATH_MAX], to[PATH_MAX];
+	CHECK(mkdtemp(dir) != NULL);
+	for (int i = 0; i < 2; i++) {
+		snprintf(to, sizeof to, "%s/%s", dir, i == 0 ? "real" : "stub");
+		CHECK(mkdir(to, 0755) == 0);
+		snprintf(from, sizeof from, "%s/%s", pages, i == 0 ? GPUFENCE_LIMITS_NAME : GPUFENCE_LEDGER_NAME);
+		snprintf(to, sizeof to, "%s/%s", dir, i == 0 ? GPUFENCE_LIMITS_NAME : GPUFENCE_LEDGER_NAME);
+		CHECK(symlink(from, to) == 0);
+	}
+	for (int i = 0; i < 2; i++) {
+		snprintf(from, sizeof from, "%s/%s", place("TEST_DRIVER"), libraries[i]);
+		snprintf(to, sizeof to, "%s/real/%s", dir, libraries[i]);
+		CHECK(symlink(from, to) == 0);
+		copy_stub(dir, libraries[i]);
+	}
+	snprintf(s->stubs, sizeof s->stubs, "%s/stub", dir);
+	s->driver = s->stubs;
+	s->no_shim = true;
+}
+
+__attribute__((unused)) static void remove_stub(const struct scene *s)
+{
+	static const char *const files[] = { "real/libcuda.so.1", "real/libnvidia-ml.so.1", "stub/libcuda.so.1",
+					     "stub/libnvidia-ml.so.1", GPUFENCE_LIMITS_NAME, GPUFENCE_LEDGER_NAME };
+	char path[PATH_MAX];
+	for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+		snprintf(path, sizeof path, "%.13s/%s", s->stubs, files[i]);
+		unlink(path);
+	}
+	snprintf(path, sizeof path, "%.13s/real", s->stubs);
+	rmdir(path);
+	snprintf(path, sizeof path, "%.13s", s->stubs);
+	rmdir(s->stubs);
+	rmdir(path);
 }
 
 /* Executes a program with up to three arguments. */
@@ -123,6 +186,8 @@ __attribute__((unused)) static void play(struct scene *s)
 	CHECK(mkdir(shim, 0755) == 0);
 	snprintf(shim, sizeof shim, "%s/lib64/libgpufence.so", b.dir);
 	CHECK(symlink(place("TEST_SHIM"), shim) == 0);
+	if (s->stub)
+		scene_stub(s, b.dir);
 	CHECK(pipe(out) == 0);
 	/* The reason of a failure, across exec. */
 	why = memfd_create("why", 0);
@@ -159,6 +224,8 @@ __attribute__((unused)) static void play(struct scene *s)
 		}
 	}
 	s->charged = builder_charged(&b, 0) + builder_charged(&b, 1);
+	if (s->stub)
+		remove_stub(s);
 	unlink(shim);
 	*strrchr(shim, '/') = 0;
 	rmdir(shim);
