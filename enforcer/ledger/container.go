@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -67,10 +69,10 @@ type Container struct {
 	dir   string
 	index uint32
 
-	mu    sync.Mutex
-	page  *mapping
-	files [fileCount]*os.File // nil: an adopted folder has it not
-	last  [fileCount][]byte
+	mu   sync.Mutex
+	page *mapping
+	has  [fileCount]bool // false: an adopted folder lacks it
+	last [fileCount][]byte
 }
 
 // createContainer writes a whole folder that nobody sees yet.
@@ -188,8 +190,13 @@ func (c *Container) open() (err error) {
 		return err
 	}
 	for i, name := range fileNames {
-		c.files[i], err = os.OpenFile(filepath.Join(c.dir, name), os.O_RDWR, 0)
-		if err != nil && (i < oldFiles || !errors.Is(err, fs.ErrNotExist)) {
+		info, err := os.Lstat(filepath.Join(c.dir, name))
+		switch {
+		case err == nil && !info.Mode().IsRegular():
+			return fmt.Errorf("%s is not a regular file", filepath.Join(c.dir, name))
+		case err == nil:
+			c.has[i] = true
+		case i < oldFiles || !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
 	}
@@ -270,18 +277,12 @@ func (c *Container) withPage(f func(*mapping) error) error {
 func (c *Container) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var errs []error
-	if c.page != nil {
-		errs = append(errs, c.page.unmap())
-		c.page = nil
+	if c.page == nil {
+		return nil
 	}
-	for i, f := range c.files {
-		if f != nil {
-			errs = append(errs, f.Close())
-			c.files[i] = nil
-		}
-	}
-	return errors.Join(errs...)
+	err := c.page.unmap()
+	c.page = nil
+	return err
 }
 
 func copyOffset(latch uint64) int { return limitsCopies + int(latch&1)*limitsCopyBytes }
@@ -499,7 +500,7 @@ func (c *Container) WriteFiles(oomGroup bool, gpus []FileGPU) error {
 	}
 	var errs []error
 	for i, name := range fileNames {
-		if c.files[i] == nil {
+		if !c.has[i] {
 			continue
 		}
 		var text bytes.Buffer
@@ -522,7 +523,7 @@ func (c *Container) WriteFiles(oomGroup bool, gpus []FileGPU) error {
 		if c.last[i] != nil && bytes.Equal(c.last[i], content) {
 			continue
 		}
-		if err := overwrite(c.files[i], content); err != nil {
+		if err := overwrite(filepath.Join(c.dir, name), content); err != nil {
 			errs = append(errs, fmt.Errorf("write %s: %w", name, err))
 			continue
 		}
@@ -532,8 +533,15 @@ func (c *Container) WriteFiles(oomGroup bool, gpus []FileGPU) error {
 }
 
 // overwrite replaces a file's content on its inode. A reader that comes between write and
-// truncate sees empty lines at the end, never a rest of the old content.
-func overwrite(f *os.File, content []byte) error {
+// truncate sees empty lines at the end, never a rest of the old content. The file is opened for it,
+// as most of them hardly ever change: with all of them open, a thousand containers take more
+// descriptors than a process may have.
+func overwrite(path string, content []byte) (err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
 	if err != nil {
 		return err
