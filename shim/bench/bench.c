@@ -145,6 +145,36 @@ void bench_pod_stop(struct bench_pod *pod)
 	builder_remove(&pod->pages);
 }
 
+const char *bench_peer(void)
+{
+	static char path[4096];
+	const char *peer = getenv("PEER_SHIM");
+	if (peer == NULL || peer[0] == '\0')
+		return NULL;
+	if (realpath(peer, path) == NULL)
+		bench_fail("PEER_SHIM=%s: %s", peer, strerror(errno));
+	return path;
+}
+
+#define PEER_MARK "GPUFENCE_BENCH_PEER"
+
+const char *bench_name(const char *ours)
+{
+	static char name[80];
+	if (getenv(PEER_MARK) == NULL)
+		return ours;
+	snprintf(name, sizeof name, "peer%s", strchr(ours, '.'));
+	return name;
+}
+
+const char *bench_rerun_peer(const char *argument, const char *argument2)
+{
+	MUST(setenv(PEER_MARK, "1", 1) == 0);
+	const char *output = bench_rerun(bench_peer(), argument, argument2);
+	MUST(unsetenv(PEER_MARK) == 0);
+	return output;
+}
+
 const char *bench_rerun(const char *preload, const char *argument, const char *argument2)
 {
 	static char output[1 << 20];

@@ -46,6 +46,12 @@ struct bench_pod {
 void bench_pod_start(struct bench_pod *pod, unsigned slots);
 void bench_pod_stop(struct bench_pod *pod);
 
+/* Another preload library to measure in the same run, $PEER_SHIM; NULL: none. Its rows are named
+ * peer.* instead of shim.*; whoever measures itself says which. */
+const char *bench_peer(void);
+const char *bench_rerun_peer(const char *argument, const char *argument2);
+const char *bench_name(const char *ours);
+
 /* Runs this program again, with these arguments, preload (NULL: none) and the measurement's
  * driver in the library path. Returns what it printed, in a buffer that the next call reuses. */
 const char *bench_rerun(const char *preload, const char *argument, const char *argument2);

@@ -24,7 +24,7 @@ static double launches(launch_function *launch)
 
 static void measured(void)
 {
-	struct bench_row row = { .name = "shim.launch", .unit = "ns" };
+	struct bench_row row = { .name = bench_name("shim.launch"), .unit = "ns" };
 	fn_cuGetProcAddress_v2 *get;
 	void *(*address)(const char *);
 	launch_function *launch, *driver_launch;
@@ -43,7 +43,7 @@ static void measured(void)
 		bench_fail("no cuLaunchKernel");
 	if (get("cuMemAlloc", (void **)&alloc, 12000, 0, &status) != CUDA_SUCCESS || alloc == NULL ||
 	    alloc(&p, 4096) != CUDA_SUCCESS || (void *)(uintptr_t)alloc == address("cuMemAlloc"))
-		bench_fail("the shim is not in between");
+		bench_fail("the preload library is not in between");
 	for (int i = 0; i < SAMPLES; i++) {
 		double baseline = launches(driver_launch);
 		bench_add(&row, baseline, launches(launch));
@@ -61,5 +61,7 @@ int main(int argc, char **argv)
 	bench_pod_start(&pod, 1);
 	fputs(bench_rerun(pod.shim, argv[0], NULL), stdout);
 	bench_pod_stop(&pod);
+	if (bench_peer() != NULL)
+		fputs(bench_rerun_peer(argv[0], NULL), stdout);
 	return 0;
 }

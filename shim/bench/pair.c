@@ -42,7 +42,7 @@ struct calls {
 
 static void measure(const struct calls *c, const char *name, size_t bytes, const char *blocks, const char *slots)
 {
-	struct bench_row row = { .name = name, .unit = "ns" };
+	struct bench_row row = { .name = bench_name(name), .unit = "ns" };
 	snprintf(row.params, sizeof row.params, "%s blocks, %s slot%s", blocks, slots, strcmp(slots, "1") == 0 ? "" : "s");
 	for (int i = 0; i < SAMPLES; i++) {
 		double baseline = pairs(c->driver_alloc, c->driver_free, bytes);
@@ -69,7 +69,7 @@ static void measured(const char *slots)
 	*(void **)&c.driver_alloc = address("cuMemAlloc");
 	*(void **)&c.driver_free = address("cuMemFree");
 	if (c.alloc == c.driver_alloc || c.free_it == c.driver_free)
-		bench_fail("the shim is not in between");
+		bench_fail("the preload library is not in between");
 	fn_cuDevicePrimaryCtxRetain *retain;
 	*(void **)&retain = symbol(library, "cuDevicePrimaryCtxRetain");
 	if (retain(&context, 0) != CUDA_SUCCESS)
@@ -105,5 +105,7 @@ int main(int argc, char **argv)
 			bench_fail("nothing was charged");
 		bench_pod_stop(&pod);
 	}
+	if (bench_peer() != NULL)
+		fputs(bench_rerun_peer(argv[0], "1"), stdout);
 	return 0;
 }

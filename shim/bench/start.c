@@ -23,12 +23,14 @@ static double start(char *preload)
 
 int main(void)
 {
-	struct bench_row row = { .name = "shim.start", .unit = "us" };
+	struct bench_row row = { .name = "shim.start", .unit = "us" }, peer = { .name = "peer.start", .unit = "us" };
 	struct bench_pod pod;
-	char with[400], without[4200];
+	char with[400], without[4200], others[4200];
 	bench_pod_start(&pod, 1);
 	snprintf(with, sizeof with, "LD_PRELOAD=%s", pod.shim);
 	snprintf(without, sizeof without, "LD_PRELOAD=%s", bench_dist("bench/noop/empty.so"));
+	if (bench_peer() != NULL)
+		snprintf(others, sizeof others, "LD_PRELOAD=%s", bench_peer());
 	for (int i = 0; i < 20; i++) {
 		start(without);
 		start(with);
@@ -36,8 +38,12 @@ int main(void)
 	for (int i = 0; i < STARTS; i++) {
 		double baseline = start(without);
 		bench_add(&row, baseline, start(with));
+		if (bench_peer() != NULL)
+			bench_add(&peer, baseline, start(others));
 	}
 	bench_print(&row);
+	if (bench_peer() != NULL)
+		bench_print(&peer);
 	bench_pod_stop(&pod);
 	return 0;
 }
