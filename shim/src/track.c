@@ -19,7 +19,7 @@
  * A table is two parts. The entries lie densely in segments that never move, and the one freed
  * last is used next: a program that allocates and frees stays on a few cache lines however many
  * blocks live. Beside them an open-addressing index of 8 bytes a place, [hash:32 | entry + 1:32],
- * linear probing, at most 3/4 full; it alone is touched at random, and is grown and kept free of
+ * linear probing, at most half full; it alone is touched at random, and is grown and kept free of
  * holes without looking at an entry.
  */
 struct entry {
@@ -58,6 +58,22 @@ static uint64_t hash_of(uint64_t key)
 	key ^= key >> 32;
 	key *= UINT64_C(0xd6e8feb86659fd93);
 	return key ^ key >> 32;
+}
+
+/*
+ * Where a block's key belongs. Blocks that begin at a multiple of 2 MiB are given out one beside the
+ * other: those of 32 MiB of addresses have their homes in as many places side by side, so that a
+ * program that allocates on and on stays on a cache line for a while. What lies within 2 MiB
+ * would fill one home, and is scattered.
+ */
+#define NEIGHBOURS 16u
+
+static uint64_t block_hash(uint64_t pointer)
+{
+	if ((pointer & ((UINT64_C(1) << SMALL_SHIFT) - 1)) != 0)
+		return hash_of(pointer);
+	uint64_t n = pointer >> SMALL_SHIFT, hash = hash_of(n / NEIGHBOURS);
+	return (hash & ~((uint64_t)(NEIGHBOURS - 1) << 32)) | (n % NEIGHBOURS) << 32;
 }
 
 static uint32_t place_hash(uint64_t hash) { return (uint32_t)(hash >> 32); }
@@ -151,7 +167,7 @@ static int add(struct table *t, const struct entry *fresh, uint64_t hash)
 		*e = *fresh;
 		return 0;
 	}
-	if ((t->index == NULL || t->count >= (t->mask + 1) / 4 * 3) && !grow_index(t))
+	if ((t->index == NULL || t->count >= (t->mask + 1) / 2) && !grow_index(t))
 		return -ENOMEM;
 	uint32_t n = new_entry(t);
 	if (n == 0)
@@ -192,7 +208,7 @@ static void unpack(const struct entry *e, struct track_block *block)
 int track_put(const struct track_block *block)
 {
 	struct entry fresh = { block->pointer, block->bytes, block->owner, block->gpu, block->kind, 1, 0 };
-	uint64_t hash = hash_of(fresh.key);
+	uint64_t hash = block_hash(fresh.key);
 	struct shard *all = shards();
 	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
@@ -206,7 +222,7 @@ bool track_take(uint64_t pointer, struct track_block *block)
 {
 	struct entry *e;
 	uint32_t place;
-	uint64_t hash = hash_of(pointer);
+	uint64_t hash = block_hash(pointer);
 	struct shard *all = shards();
 	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
@@ -235,7 +251,7 @@ static unsigned take_batch(struct shard *s, uint64_t owner, uint32_t *at, struct
 		if (!e->used || e->owner != owner)
 			continue;
 		unpack(e, &out[n++]);
-		if (find(t, e->key, hash_of(e->key), &place, &found))
+		if (find(t, e->key, block_hash(e->key), &place, &found))
 			drop(t, place, found);
 	}
 	if (i < t->entries)
