@@ -5,7 +5,6 @@ package simnode
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/policy"
@@ -124,8 +123,14 @@ func (p *pod) minBytes() uint64 {
 	return max(sum, p.limits.Min)
 }
 
-func (p *pod) rogue() bool {
-	return slices.ContainsFunc(p.conts, func(c *cont) bool { return c.kind == rogue && !c.ended })
+// keeps says that the pod stays within its limit by itself. Beside a container that no shim sees, the
+// others' shims learn of its memory only when NVML shows it.
+func (p *pod) keeps() bool {
+	kinds := map[int]bool{}
+	for _, c := range p.conts {
+		kinds[c.kind] = true
+	}
+	return !kinds[rogue] && len(kinds) == 1
 }
 
 // model is a GPU and who is on it.

@@ -595,7 +595,7 @@ func (m *model) judgeKill(k *policy.Kill, in *policy.Input) {
 		m.fail("two samples %v apart: %s", k.Second-k.First, k.Reason)
 	case k.Scope == "container" && c.kind != rogue:
 		m.fail("a container that keeps to its limit is killed (kind %d): %s", c.kind, k.Reason)
-	case k.Scope == "pod" && !c.pod.rogue():
+	case k.Scope == "pod" && c.pod.keeps():
 		m.fail("a pod that keeps to its limit is hit: %s", k.Reason)
 	case k.Scope == "container" && c.resize == nil && k.MaxBytes != c.grant.Max:
 		m.fail("killed for a limit of %d, which is %d: %s", k.MaxBytes, c.grant.Max, k.Reason)
