@@ -84,6 +84,9 @@ type SharedFile struct {
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
 	Writable    bool   `json:"writable,omitempty"`
+	// Over, when not empty, is the name of a library without its version: Source goes over every
+	// mount of a file by that name, and what was there goes to Destination.
+	Over string `json:"over,omitempty"`
 }
 
 // RegisterRequest is POST /v1/register, from the createRuntime hook. PID is the container's

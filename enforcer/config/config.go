@@ -26,7 +26,7 @@ type Config struct {
 	Runtimes []string // low-level runtimes, in order of preference; names or absolute paths
 	HookPath string   // gpufence-hook; "" means beside the wrapper
 
-	ShimDelivery string // preload, stub (not in this version), off
+	ShimDelivery string // preload, stub, off
 	ShimLibrary  string // libgpufence.so on the host; "" means ../lib/gpufence/libgpufence.so of the program
 	// ShimLibrary32 is the empty library that 32-bit programs get under the shim's name; "" means
 	// libgpufence32.so beside ShimLibrary, if there is one.

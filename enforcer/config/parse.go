@@ -78,7 +78,7 @@ var settings = []setting{
 	}},
 	{"hook-path", func(c *Config, _ string, v any) error { return setPath(&c.HookPath, v, true) }},
 	{"shim-delivery", func(c *Config, _ string, v any) error {
-		return setWord(&c.ShimDelivery, v, []string{"preload", "off"}, []string{"stub"})
+		return setWord(&c.ShimDelivery, v, []string{"preload", "stub", "off"}, nil)
 	}},
 	{"shim-library", func(c *Config, _ string, v any) error { return setPath(&c.ShimLibrary, v, true) }},
 	{"shim-library-32", func(c *Config, _ string, v any) error { return setPath(&c.ShimLibrary32, v, true) }},

@@ -218,7 +218,7 @@ func TestParseErrors(t *testing.T) {
 		{"metrics-address = \"9836\"", `E1503 c line 1: metrics-address "9836" is not an address such as "127.0.0.1:9836"`},
 		{"metrics-address = \"example.org:9836\"", `E1503 c line 1: metrics-address "example.org:9836" is not an address such as "127.0.0.1:9836"`},
 		{"metrics-address = \"[::1]:0\"", `E1503 c line 1: metrics-address "[::1]:0" is not an address such as "127.0.0.1:9836"`},
-		{"shim-delivery = \"stub\"", `E1505 c line 1: shim-delivery "stub" is not enforced by this version of gpufence: write preload`},
+		{"shim-delivery = \"stubs\"", `E1503 c line 1: shim-delivery "stubs" is not one of preload, stub, off: write stub`},
 		{"[accept.cri]\nresize-by-annotation = true", `E1505 c line 2: accept.cri.resize-by-annotation "true" is not enforced by this version of gpufence: write false`},
 		{"[accept.cri]\nenv = \"yes\"", `E1503 c line 2: accept.cri.env "yes" is neither true nor false: write one of them, without quotes`},
 		{"[accept.dokcer]\nenv = true", `E1503 c line 2: accept.dokcer.env is of no engine that exists: write docker`},

@@ -509,7 +509,9 @@ func (d *Daemon) Node(ctx context.Context) (api.Node, error) {
 	}
 	if d.cfg.ShimDelivery == "off" {
 		all.ShimAbsent = "off by policy"
-	} else if _, err := resolveLibrary(d.shimLib); err != nil {
+	} else if lib, err := resolveLibrary(d.shimLib); err != nil {
+		all.ShimAbsent = api.ErrorOf(err).Message
+	} else if _, err := standIns(lib, ledger.ContainerDir); err != nil && d.cfg.ShimDelivery == "stub" {
 		all.ShimAbsent = api.ErrorOf(err).Message
 	}
 	n.Fences = fence.Report(d.fences, all)

@@ -498,6 +498,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		absent = "off by policy"
 	}
 	var lib, lib32, preload string
+	var stubs []api.SharedFile
 	if shim {
 		var err error
 		if lib, err = resolveLibrary(d.shimLib); err != nil {
@@ -506,7 +507,12 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		if lib32, err = resolveCompanion(d.shim32, lib); err != nil {
 			return nil, err
 		}
-		if preload, err = mergePreload(req.ShimDir, req.ImagePreload); err != nil {
+		if d.cfg.ShimDelivery == "stub" {
+			stubs, err = standIns(lib, req.ShimDir)
+		} else {
+			preload, err = mergePreload(req.ShimDir, req.ImagePreload)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -554,7 +560,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 			return undo(quota.NewError(quota.CodePages, "the container's shared pages cannot be made: %w", err).
 				WithHint("see that %s is a local file system with room, and that gpufenced may mount a tmpfs", d.cfg.RunDir))
 		}
-		c.Answer.Files = files
+		c.Answer.Files = append(files, stubs...)
 	}
 	if err := d.save(p); err != nil {
 		return undo(stateError(err))
@@ -637,7 +643,7 @@ func resolveLibrary(path string) (string, error) {
 		}
 	}
 	if err != nil {
-		return "", quota.NewError(quota.CodeShimMissing, "libgpufence.so is not at %s: %w", path, err).
+		return "", quota.NewError(quota.CodeShimMissing, "%s is not at %s: %w", filepath.Base(path), path, err).
 			WithHint("install gpufence completely, or set shim-library in the configuration")
 	}
 	return file, nil
@@ -654,6 +660,25 @@ func resolveCompanion(configured, lib string) (string, error) {
 		return "", nil //nolint:nilerr // 32-bit programs print a line then, and nothing else is lost
 	}
 	return resolveLibrary(beside)
+}
+
+// standIns are the libraries that stand in for the driver's where the pages lie in shimDir, which is
+// built into them. They are installed beside the shim.
+func standIns(lib, shimDir string) ([]api.SharedFile, error) {
+	place, ok := map[string]string{ledger.ContainerDir: "dev", "/run/gpufence-shim": "run"}[shimDir]
+	if !ok {
+		return nil, quota.NewError(quota.CodeShimMissing, "no library that stands in for the driver's is built for pages in %s", shimDir).
+			WithHint("set shim-delivery = \"preload\"")
+	}
+	var out []api.SharedFile
+	for _, name := range []string{"libcuda", "libnvidia-ml"} {
+		source, err := resolveLibrary(filepath.Join(filepath.Dir(lib), "gpufence-stub", place, name+".so.1"))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, api.SharedFile{Source: source, Destination: shimDir + "/real/" + name + ".so.1", Over: name + ".so"})
+	}
+	return out, nil
 }
 
 // library is a file that is bound into a folder that $LIB stands for.
@@ -730,13 +755,6 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, prel
 	if err := errors.Join(page.Publish(d.limitsPage(p, c)), page.BeginSample(rt.number), page.Beat()); err != nil {
 		return nil, err
 	}
-	path := d.preloadPath(c)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
-	}
-	if err := registry.WriteFile(path, []byte(preload), 0o644); err != nil {
-		return nil, err
-	}
 	files := []api.SharedFile{
 		{Source: filepath.Join(page.Dir(), ledger.LimitsName), Destination: shimDir + "/" + ledger.LimitsName},
 		{Source: rt.pages.LedgerPath(), Destination: shimDir + "/" + ledger.LedgerName, Writable: true},
@@ -744,8 +762,18 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, prel
 	for _, name := range append(ledger.ContainerFiles(), ledger.PodDirName) {
 		files = append(files, api.SharedFile{Source: filepath.Join(page.Dir(), name), Destination: shimDir + "/" + name})
 	}
+	if preload == "" {
+		return files, nil // stubs stand in for the driver's libraries
+	}
 	for _, l := range libs {
 		files = append(files, api.SharedFile{Source: l.source, Destination: shimDir + "/" + l.folder + "/libgpufence.so"})
+	}
+	path := d.preloadPath(c)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	if err := registry.WriteFile(path, []byte(preload), 0o644); err != nil {
+		return nil, err
 	}
 	return append(files, api.SharedFile{Source: path, Destination: "/etc/ld.so.preload"}), nil
 }

@@ -5,6 +5,7 @@ package oci
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -109,6 +110,9 @@ func renderMounts(root *object, files []plan.File, p place) error {
 	if err != nil {
 		return invalid(err)
 	}
+	if files, err = overlay(files, old, p); err != nil {
+		return err
+	}
 	ours := map[string]bool{}
 	for _, f := range files {
 		ours[path.Clean("/"+f.Destination)] = true
@@ -143,6 +147,62 @@ func renderMounts(root *object, files []plan.File, p place) error {
 	}
 	root.setList("mounts", mounts)
 	return nil
+}
+
+// overlay says where files go that stand in for others: over each mount of such a file, which goes
+// behind them. A second pass finds it there. What nobody mounts is not stood in for.
+func overlay(files []plan.File, mounts []json.RawMessage, p place) ([]plan.File, error) {
+	var out []plan.File
+	for _, f := range files {
+		if f.Over == "" {
+			out = append(out, f)
+			continue
+		}
+		var over []string
+		driver, moved, stands := "", "", false
+		for i, raw := range mounts {
+			m, err := parseMount(raw)
+			if err != nil {
+				return nil, invalid(fmt.Errorf("mounts[%d] %w", i, err))
+			}
+			dest := path.Clean("/" + m.Destination)
+			if dest == f.Destination {
+				moved = m.Source
+			}
+			bound := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+			if !bound || below(dest, p.shimDir) || !isVersionOf(path.Base(dest), f.Over) {
+				continue
+			}
+			if m.Source == f.Source || strings.Contains(m.Source, standInFolder) {
+				stands = true
+			} else {
+				driver = cmp.Or(driver, m.Source)
+			}
+			if !slices.Contains(over, dest) {
+				over = append(over, dest)
+			}
+		}
+		if driver == "" && stands {
+			driver = moved
+		}
+		if driver == "" {
+			continue
+		}
+		out = append(out, plan.File{Source: driver, Destination: f.Destination})
+		for _, dest := range over {
+			out = append(out, plan.File{Source: f.Source, Destination: dest})
+		}
+	}
+	return out, nil
+}
+
+// standInFolder is in the path of every library of ours that stands in for another, of whatever
+// version.
+const standInFolder = "/gpufence-stub/"
+
+// isVersionOf says whether a file is a library by that name, of any version.
+func isVersionOf(file, library string) bool {
+	return file == library || strings.HasPrefix(file, library+".")
 }
 
 func parseMount(raw json.RawMessage) (specs.Mount, error) {

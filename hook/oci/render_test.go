@@ -156,6 +156,79 @@ func TestRenderTwiceIsOnce(t *testing.T) {
 	}
 }
 
+// TestRenderStandsIn: a library of ours goes over each mount of the driver's, and the driver's behind
+// it, once, whatever pass it is and whichever version of ours was there.
+func TestRenderStandsIn(t *testing.T) {
+	mounts := func(root *object) map[string]string {
+		list, err := root.list("mounts")
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, raw := range list {
+			m, err := parseMount(raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, twice := out[m.Destination]; twice {
+				t.Errorf("%s is mounted twice", m.Destination)
+			}
+			out[m.Destination] = m.Source
+		}
+		return out
+	}
+	const with = `{"mounts":[
+		{"destination":"/usr/lib64/libcuda.so.570.133.20","type":"bind","source":"/drv/libcuda.so.570.133.20","options":["ro","bind"]},
+		{"destination":"/usr/lib/x/libcuda.so.1","source":"/drv/libcuda.so.570.133.20","options":["rbind"]},
+		{"destination":"/usr/lib64/libcudadebugger.so.1","type":"bind","source":"/drv/libcudadebugger.so.1","options":["bind"]},
+		{"destination":"/tmp/libcuda.so","type":"tmpfs","source":"tmpfs"},
+		{"destination":"/usr/lib64/libnvidia-ml.so.1","type":"bind","source":"/drv/libnvidia-ml.so.570","options":["bind"]}]}`
+	stand := func(version string) plan.Edits {
+		return plan.Edits{Mounts: []plan.File{
+			{Source: "/opt/" + version + "/gpufence-stub/dev/libcuda.so.1", Destination: "/dev/gpufence/real/libcuda.so.1", Over: "libcuda.so"},
+			{Source: "/opt/" + version + "/gpufence-stub/dev/libnvidia-ml.so.1", Destination: "/dev/gpufence/real/libnvidia-ml.so.1", Over: "libnvidia-ml.so"},
+			{Source: "/run/gpufence/pods/p/limits", Destination: "/dev/gpufence/limits"},
+		}}
+	}
+	want := func(version string) map[string]string {
+		return map[string]string{
+			"/usr/lib64/libcuda.so.570.133.20":     "/opt/" + version + "/gpufence-stub/dev/libcuda.so.1",
+			"/usr/lib/x/libcuda.so.1":              "/opt/" + version + "/gpufence-stub/dev/libcuda.so.1",
+			"/dev/gpufence/real/libcuda.so.1":      "/drv/libcuda.so.570.133.20",
+			"/usr/lib64/libcudadebugger.so.1":      "/drv/libcudadebugger.so.1",
+			"/tmp/libcuda.so":                      "tmpfs",
+			"/usr/lib64/libnvidia-ml.so.1":         "/opt/" + version + "/gpufence-stub/dev/libnvidia-ml.so.1",
+			"/dev/gpufence/real/libnvidia-ml.so.1": "/drv/libnvidia-ml.so.570",
+			"/dev/gpufence/limits":                 "/run/gpufence/pods/p/limits",
+		}
+	}
+	root := mustParse(t, with)
+	for _, version := range []string{"1", "1", "2"} {
+		if err := render(root, stand(version), testPlace); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want(version), mounts(root)); diff != "" {
+			t.Errorf("version %s:\n%s", version, diff)
+		}
+	}
+	t.Run("nothing to stand in for", func(t *testing.T) {
+		root := mustParse(t, `{"mounts":[]}`)
+		if err := render(root, stand("1"), testPlace); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]string{"/dev/gpufence/limits": "/run/gpufence/pods/p/limits"}, mounts(root)); diff != "" {
+			t.Error(diff)
+		}
+	})
+	t.Run("somebody else's behind us", func(t *testing.T) {
+		root := mustParse(t, `{"mounts":[{"destination":"/dev/gpufence/real/libcuda.so.1","type":"bind","source":"/theirs","options":["bind"]}]}`)
+		var e *quota.Error
+		if err := render(root, stand("1"), testPlace); !errors.As(err, &e) || e.Code != quota.CodeMountConflict {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 func TestRenderAfterAnUpgrade(t *testing.T) {
 	root := mustParse(t, config)
 	if err := render(root, testEdits(), testPlace); err != nil {

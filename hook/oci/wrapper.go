@@ -282,7 +282,7 @@ func (w Wrapper) prepare(ctx context.Context, c *container, r plan.Request, key 
 	}
 	prepared := plan.Prepared{Grant: answer.Grant, CDIDevices: answer.CDIDevices}
 	for _, f := range answer.Files {
-		prepared.Files = append(prepared.Files, plan.File{Source: f.Source, Destination: f.Destination, Writable: f.Writable})
+		prepared.Files = append(prepared.Files, plan.File{Source: f.Source, Destination: f.Destination, Writable: f.Writable, Over: f.Over})
 	}
 	return prepared, answer.Notices, nil
 }

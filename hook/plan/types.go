@@ -86,6 +86,9 @@ type Prepared struct {
 type File struct {
 	Source, Destination string
 	Writable            bool
+	// Over is the name of a library without its version (libcuda.so), or empty: Source goes over
+	// every mount of a file by that name, and what was there goes to Destination.
+	Over string
 }
 
 // Edits are what makes a container fenced; hook/oci renders them into config.json. Applying

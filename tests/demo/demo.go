@@ -19,6 +19,7 @@ type Options struct {
 	Dist      string        // folder with bin/, lib/, simgpu/ and clients/
 	Lag       time.Duration // how old the simulated NVML's answers are
 	Simulated bool          // use the simulated GPU even if there is a real one
+	Delivery  string        // how the shim gets into containers; empty: as by default
 	Story     io.Writer     // what happens, while it happens; nil: nothing
 }
 

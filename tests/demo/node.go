@@ -186,6 +186,9 @@ func (n *node) configText() string {
 		"shim-library = " + quoted(n.dist("lib/libgpufence.so")) + "\n" +
 		"resize-deadline = " + quoted(resizeDeadline.String()) + "\n" +
 		"wait-socket = " + quoted(waitSocket.String()) + "\n"
+	if n.opts.Delivery != "" {
+		text += "shim-delivery = " + quoted(n.opts.Delivery) + "\n"
+	}
 	if n.real != nil {
 		return text
 	}

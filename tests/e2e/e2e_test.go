@@ -73,6 +73,24 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// TestDemoWithStubs: the same where libraries stand in for the driver's, and nothing is preloaded.
+func TestDemoWithStubs(t *testing.T) {
+	result, err := demo.Run(t.Context(), demo.Options{Dist: dist(t), Simulated: true, Delivery: "stub", Story: testWriter{t}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range result.Steps {
+		t.Run(s.Name, func(t *testing.T) {
+			if !s.Held {
+				t.Errorf("%s %v", s.Detail, s.Numbers)
+			}
+		})
+	}
+	if len(result.Steps) < 20 {
+		t.Errorf("only %d steps were played", len(result.Steps))
+	}
+}
+
 // TestInterruptedDemoLeavesNothing: Ctrl-C at the start, while a set waits, and while gpufenced
 // is dead.
 func TestInterruptedDemoLeavesNothing(t *testing.T) {
