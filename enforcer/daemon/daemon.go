@@ -102,6 +102,7 @@ type Daemon struct {
 	dirty   map[string]bool        // pods whose file lags behind
 	gpus    map[string]*gpuState   // by UUID
 	order   []string               // UUIDs in NVML's order
+	split   []gpu.Info             // GPUs in MIG mode, which are used through their instances
 	nvmlErr error                  // why there are no GPUs; nil once there are
 	driver  string
 	sample  uint64                               // number of the newest tick

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -115,6 +116,16 @@ func (d *Daemon) findGPUs(ctx context.Context) error {
 		}
 		return errors.Join(err, d.lib.Shutdown())
 	}
+	var split []gpu.Info // in MIG mode: used through their instances
+	devices = slices.DeleteFunc(devices, func(dev gpu.Device) bool {
+		if dev.Info().MIG {
+			split = append(split, dev.Info())
+		}
+		return dev.Info().MIG
+	})
+	if len(devices) == 0 {
+		return errors.Join(fmt.Errorf("all %d GPUs are in MIG mode and have no instance", len(split)), err, d.lib.Shutdown())
+	}
 	d.once("nvml-list", err) // one broken GPU is no reason to go without the others
 	driver, err := d.lib.Driver()
 	if err != nil {
@@ -126,7 +137,7 @@ func (d *Daemon) findGPUs(ctx context.Context) error {
 		return errors.New("gpufenced is stopping")
 	}
 	d.driver, d.node.closed = driver, false
-	d.order = nil
+	d.order, d.split = nil, split
 	for _, dev := range devices {
 		info := dev.Info()
 		d.order = append(d.order, info.UUID)
@@ -294,6 +305,25 @@ func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {
 			d.step(g, n, s)
 		}
 	}
+}
+
+// selectable are the GPUs in NVML's order, then those in MIG mode, which [Daemon.wholeInMIG] refuses.
+func (d *Daemon) selectable() []gpu.Info { return append(d.infos(), d.split...) }
+
+// wholeInMIG refuses a GPU that can be used through its instances only.
+func (d *Daemon) wholeInMIG(i gpu.Info) error {
+	var have []string
+	for _, m := range d.infos() {
+		if m.Parent == i.UUID {
+			have = append(have, fmt.Sprintf("%s (%s)", m.UUID, m.Position()))
+		}
+	}
+	if len(have) == 0 {
+		return quota.NewError(quota.CodeNotEnforced, "GPU %s is in MIG mode and has no instance", i.UUID).
+			WithHint("make one with `nvidia-smi mig -cgi`, then run `gpufence quiesce` and `gpufence resume`")
+	}
+	return quota.NewError(quota.CodeNotEnforced, "GPU %s is in MIG mode and cannot be used as a whole", i.UUID).
+		WithHint("name one of its instances: %s", strings.Join(have, ", "))
 }
 
 // infos are the GPUs in NVML's order.

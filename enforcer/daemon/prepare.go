@@ -252,6 +252,11 @@ func (d *Daemon) resolve(req api.PrepareRequest, pol quota.Policy) (quota.Grant,
 		return none, notices, quota.CodeOf(err) == quota.CodeGPUUnknown, err
 	}
 	for _, i := range infos {
+		if i.MIG {
+			return none, notices, false, d.wholeInMIG(i)
+		}
+	}
+	for _, i := range infos {
 		none.GPUs = append(none.GPUs, d.gpus[i.UUID].quota)
 	}
 	if parseErr != nil {
@@ -260,10 +265,6 @@ func (d *Daemon) resolve(req api.PrepareRequest, pol quota.Policy) (quota.Grant,
 	for _, i := range infos {
 		if _, err := ledger.ParseUUID(i.UUID); err != nil {
 			return none, notices, false, quota.NewError(quota.CodeNoSuchGPU, "GPU %.80q has no UUID that can be used: %w", i.UUID, err)
-		}
-		if i.MIG {
-			return none, notices, false, quota.NewError(quota.CodeNotEnforced, "GPU %s is in MIG mode, which this version does not enforce", i.UUID).
-				WithHint("use a GPU without MIG")
 		}
 	}
 	grant, notes, err := parsed.Resolve(none.GPUs, pol)
@@ -307,7 +308,7 @@ func (d *Daemon) selectGPUs(req api.PrepareRequest, pol quota.Policy, parsed quo
 		}
 		return d.place(req, pol, parsed, count)
 	}
-	infos, err := gpu.Select(d.infos(), selectors)
+	infos, err := gpu.Select(d.selectable(), selectors)
 	if err != nil {
 		var sel *gpu.SelectorError
 		if errors.As(err, &sel) {
@@ -341,7 +342,7 @@ func (d *Daemon) place(req api.PrepareRequest, pol quota.Policy, parsed quota.Re
 		}
 		c := policy.PlaceCandidate{UUID: uuid, AvailableBytes: d.admitInput(g, pod, 0).Available()}
 		// Shares are of each GPU's own size.
-		if grant, _, err := parsed.Resolve([]quota.GPU{g.quota}, pol); err == nil && !g.info.MIG {
+		if grant, _, err := parsed.Resolve([]quota.GPU{g.quota}, pol); err == nil {
 			_, unusable := d.usable(uuid)
 			want := d.wants(req.Key, pod, grant, uuid)
 			c.Fits = unusable == nil && d.unmanagedDenied(g, want) == nil && policy.Admit(d.admitInput(g, pod, want)) == nil
@@ -616,7 +617,7 @@ func (d *Daemon) cdiNames(gpus []quota.GPU) ([]string, error) {
 		name := ""
 		for _, kind := range d.cfg.CDIKinds {
 			vendor, class := parser.ParseQualifier(kind)
-			for _, device := range []string{g.UUID, strconv.Itoa(g.Index)} {
+			for _, device := range []string{g.UUID, d.gpus[g.UUID].info.Position()} {
 				if q := parser.QualifiedName(vendor, class, device); name == "" && cache.GetDevice(q) != nil {
 					name = q
 				}

@@ -171,7 +171,7 @@ func TestNode(t *testing.T) {
 		{"gate", map[string]string{"sys/kernel/btf/vmlinux": "", "sys/kernel/security/lsm": "lockdown,bpf"}, "fence", "gate", Info, "could carry it", ""},
 		{"no gate", map[string]string{"sys/kernel/security/lsm": "lockdown"}, "fence", "gate", Info, "lacks BTF (CONFIG_DEBUG_INFO_BTF=y) and the BPF LSM", "lsm=lockdown,bpf"},
 		{"no securityfs", nil, "fence", "gate", Info, "lacks", "add bpf to the list"},
-		{"mig", map[string]string{"proc/driver/nvidia/capabilities/gpu0/mig/gi1/access": ""}, "fence", "mig", Warn, "1 MIG instances", "nvidia-smi -mig 0"},
+		{"mig", map[string]string{"proc/driver/nvidia/capabilities/gpu0/mig/gi1/access": ""}, "fence", "mig", OK, "1 MIG instances", ""},
 		{"v1", nil, "kernel", "cgroups", Warn, "v1 only", "unified_cgroup_hierarchy"},
 		{"v2", map[string]string{"sys/fs/cgroup/cgroup.controllers": ""}, "kernel", "cgroups", OK, "v2", ""},
 		{"hami", map[string]string{"usr/local/vgpu/libvgpu.so": ""}, "neighbour", "hami", Warn, "HAMi", "one of the two"},

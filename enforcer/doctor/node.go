@@ -139,7 +139,7 @@ func fences(root string) []Finding {
 	mig, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/capabilities/gpu*/mig/gi*"))
 	migFinding := Finding{"fence", "mig", Info, "no GPU has MIG instances", ""}
 	if err == nil && len(mig) > 0 {
-		migFinding = Finding{"fence", "mig", Warn, fmt.Sprintf("%d MIG instances: this version refuses containers on them", len(mig)), "nvidia-smi -mig 0, for GPUs that gpufence is to share"}
+		migFinding = Finding{"fence", "mig", OK, fmt.Sprintf("%d MIG instances: each is a GPU of its own", len(mig)), ""}
 	}
 	out = append(out, migFinding)
 

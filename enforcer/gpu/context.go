@@ -64,6 +64,20 @@ func ContextBytes(model string) uint64 {
 	return best
 }
 
+// instanceFixedBytes is what of a context is not taken to shrink with the processors.
+const instanceFixedBytes = 32 * miB
+
+// instanceContextBytes is the bound of a context in a MIG instance, from that of the whole GPU: what
+// the driver keeps for each SM is there only for the instance's.
+func instanceContextBytes(whole uint64, share float64) uint64 {
+	if !(share > 0 && share < 1) {
+		return whole // a whole GPU, or nobody knows
+	}
+	const granule = 2 * miB
+	scaled := (uint64(float64(whole)*share) + granule - 1) / granule * granule
+	return min(whole, scaled+instanceFixedBytes)
+}
+
 func containsRun(words, run []string) bool {
 	for i := 0; i+len(run) <= len(words); i++ {
 		if slices.Equal(words[i:i+len(run)], run) {

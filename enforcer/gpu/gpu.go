@@ -16,6 +16,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -51,12 +52,12 @@ type Library interface {
 	Init() error
 	Shutdown() error
 	Driver() (string, error)
-	// Devices lists the GPUs in NVML's order. One that cannot be described is left out and is in the
+	// Devices lists the GPUs in NVML's order, behind one in MIG mode its instances. One that cannot be described is left out and is in the
 	// error, which may come with devices.
 	Devices() ([]Device, error)
 }
 
-// Device is one GPU.
+// Device is one GPU, or one MIG instance, which is a GPU of its own.
 type Device interface {
 	// Info is what does not change while the GPU is there; it was read when the device was
 	// listed.
@@ -79,7 +80,7 @@ const (
 // Lists are all of them, in the order in which they are asked.
 var Lists = [...]List{ListCompute, ListGraphics, ListMPS}
 
-// Info is a GPU's fixed part.
+// Info is a GPU's fixed part. Index, Minor and PCI of a MIG instance are its GPU's.
 type Info struct {
 	UUID       string
 	Index      int // NVML's; for people
@@ -89,7 +90,22 @@ type Info struct {
 	TotalBytes uint64
 	// ReservedBytes is what the driver keeps for itself.
 	ReservedBytes uint64
-	MIG           bool // MIG mode is on: the processes are in its instances
+	// MIG says that the GPU is in MIG mode: it can be used through its instances only. Nothing is
+	// known of its memory where NVML does not say.
+	MIG bool
+	// Parent is the UUID of an instance's GPU, "" for a GPU; Instance the instance's index in it.
+	Parent   string
+	Instance int
+	// Share is the instance's part of the GPU's processors, 0 where NVML does not say.
+	Share float64
+}
+
+// Position is how people and CDI name it: "0", or "0:1" for the second instance of GPU 0.
+func (i Info) Position() string {
+	if i.Parent == "" {
+		return strconv.Itoa(i.Index)
+	}
+	return fmt.Sprintf("%d:%d", i.Index, i.Instance)
 }
 
 // Memory is the device's own account.
@@ -177,7 +193,7 @@ func Quota(i Info, r Reserve, contextBytes uint64) quota.GPU {
 	}
 	keep := i.ReservedBytes + max(r.Bytes, uint64(min(share, 1)*float64(i.TotalBytes)))
 	if contextBytes == 0 {
-		contextBytes = ContextBytes(i.Name)
+		contextBytes = instanceContextBytes(ContextBytes(i.Name), i.Share)
 	}
 	return quota.GPU{
 		UUID: i.UUID, Index: i.Index, Name: i.Name,

@@ -284,6 +284,32 @@ func TestSelect(t *testing.T) {
 	}
 }
 
+func TestSelectInstances(t *testing.T) {
+	gpus := []Info{
+		{UUID: "GPU-aaaa"},
+		{UUID: "GPU-bbbb", Index: 1, Minor: 4, MIG: true},
+		{UUID: "MIG-cccc", Index: 1, Minor: 4, Parent: "GPU-bbbb"},
+		{UUID: "MIG-dddd", Index: 1, Minor: 4, Parent: "GPU-bbbb", Instance: 2},
+	}
+	for selector, want := range map[string]string{
+		"all": "GPU-aaaa MIG-cccc MIG-dddd", "1": "GPU-bbbb", "GPU-bbbb": "GPU-bbbb", "mig-dddd": "MIG-dddd", "1:0": "MIG-cccc",
+		"1:2": "MIG-dddd", "nvidia.com/gpu=1:2": "MIG-dddd", "/dev/simgpu/gpu4.mig2": "MIG-dddd", "/dev/nvidia4": "GPU-bbbb",
+		"1:1": "", "0:0": "", "1:02": "", "/dev/simgpu/gpu1.mig2": "", "/dev/simgpu/gpu4.mig1": "", "/dev/nvidia1:2": "",
+	} {
+		got, err := Select(gpus, []string{selector})
+		var uuids []string
+		for _, i := range got {
+			uuids = append(uuids, i.UUID)
+		}
+		if strings.Join(uuids, " ") != want || (err != nil) != (want == "") {
+			t.Errorf("%s: %v, %v; want %q", selector, uuids, err, want)
+		}
+		if err != nil && !strings.Contains(err.Error(), "1:2 (MIG-dddd)") {
+			t.Errorf("%s: %v", selector, err)
+		}
+	}
+}
+
 func TestSelectAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		selectors := rapid.SliceOf(rapid.OneOf(rapid.String(), rapid.StringMatching(`(/dev/nvidia|nvidia.com/gpu=|GPU-)?[0-9a-z-]{0,4}`))).Draw(t, "selectors")

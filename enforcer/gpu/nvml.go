@@ -82,7 +82,7 @@ func (l *library) Devices() ([]Device, error) {
 	for i := range n {
 		handle, r := l.nvml.DeviceGetHandleByIndex(i)
 		err := check("nvmlDeviceGetHandleByIndex", r)
-		d := &device{nvml: handle, mps: mps, memoryV2: memoryV2}
+		d := &device{nvml: handle, mps: mps, memoryV2: memoryV2, instance: -1}
 		if err == nil {
 			err = d.describe(i)
 		}
@@ -91,6 +91,40 @@ func (l *library) Devices() ([]Device, error) {
 			continue
 		}
 		out = append(out, d)
+		if d.info.MIG {
+			instances, err := d.instances()
+			out = append(out, instances...)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("list MIG instances of GPU %d: %w", i, err))
+			}
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// instances are the MIG instances of a GPU in MIG mode. There may be none. Indices may have gaps.
+func (d *device) instances() ([]Device, error) {
+	n, r := d.nvml.GetMaxMigDeviceCount()
+	if err := check("nvmlDeviceGetMaxMigDeviceCount", r); err != nil {
+		return nil, err
+	}
+	var out []Device
+	var errs []error
+	for index := range n {
+		handle, r := d.nvml.GetMigDeviceHandleByIndex(index)
+		if r == nvml.ERROR_NOT_FOUND {
+			continue
+		}
+		err := check("nvmlDeviceGetMigDeviceHandleByIndex", r)
+		m := &device{nvml: handle, mps: d.mps, memoryV2: d.memoryV2}
+		if err == nil {
+			err = m.describeInstance(d.info, index, n)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("instance %d: %w", index, err))
+			continue
+		}
+		out = append(out, m)
 	}
 	return out, errors.Join(errs...)
 }
@@ -100,6 +134,7 @@ type device struct {
 	mps      bool
 	memoryV2 bool
 	info     Info
+	instance int // id of the GPU instance whose processes are meant; -1: all of them
 }
 
 func (d *device) Info() Info { return d.info }
@@ -124,6 +159,40 @@ func (d *device) describe(index int) error {
 	if mode, _, r := d.nvml.GetMigMode(); r == nvml.SUCCESS {
 		d.info.MIG = mode == nvml.DEVICE_MIG_ENABLE
 	}
+	if d.info.MIG {
+		// Nothing is granted of it, and its memory may be for the eyes of root only.
+		if m, err := d.Memory(); err == nil && m.broken() == "" {
+			d.info.TotalBytes, d.info.ReservedBytes = m.TotalBytes, m.ReservedBytes
+		}
+		return nil
+	}
+	return d.measure()
+}
+
+// describeInstance describes one of at most `most` instances of a GPU.
+func (d *device) describeInstance(parent Info, index, most int) error {
+	uuid, r := d.nvml.GetUUID()
+	if err := check("nvmlDeviceGetUUID", r); err != nil {
+		return err
+	}
+	name, r := d.nvml.GetName()
+	if err := check("nvmlDeviceGetName", r); err != nil {
+		return err
+	}
+	d.info = Info{UUID: uuid, Index: parent.Index, Minor: parent.Minor, Name: name, PCI: parent.PCI, Parent: parent.UUID, Instance: index}
+	d.instance = -1
+	if id, r := d.nvml.GetGpuInstanceId(); r == nvml.SUCCESS {
+		d.instance = id
+	}
+	// A GPU has as many slices as it has room for instances.
+	if a, r := d.nvml.GetAttributes(); r == nvml.SUCCESS && most > 0 {
+		d.info.Share = min(float64(a.GpuInstanceSliceCount)/float64(most), 1)
+	}
+	return d.measure()
+}
+
+// measure asks for the sizes, without which a GPU is of no use.
+func (d *device) measure() error {
 	m, err := d.Memory()
 	if err != nil {
 		return err
@@ -134,6 +203,9 @@ func (d *device) describe(index int) error {
 	d.info.TotalBytes, d.info.ReservedBytes = m.TotalBytes, m.ReservedBytes
 	return nil
 }
+
+// noInstance is what a row says that belongs to no MIG instance.
+const noInstance = ^uint32(0)
 
 func cString[T ~int8 | ~uint8](b []T) string {
 	out := make([]byte, 0, len(b))
@@ -202,6 +274,11 @@ func (d *device) Processes(list List) ([]Process, error) {
 	}
 	out := make([]Process, 0, len(rows))
 	for _, row := range rows {
+		// A driver may answer an instance's handle with the whole GPU's list, and says then whose each
+		// row is.
+		if d.instance >= 0 && row.GpuInstanceId != noInstance && row.GpuInstanceId != uint32(d.instance) {
+			continue
+		}
 		p := Process{PID: int(row.Pid), Bytes: row.UsedGpuMemory, Known: row.UsedGpuMemory != notAvailable}
 		if !p.Known {
 			p.Bytes = 0

@@ -185,9 +185,8 @@ func TestDevicesErrors(t *testing.T) {
 	devices, err := mockLibrary(broken(func(m *mock.Device) {
 		m.GetMinorNumberFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
 		m.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, nvml.ERROR_NOT_SUPPORTED }
-		m.GetMigModeFunc = func() (int, int, nvml.Return) { return nvml.DEVICE_MIG_ENABLE, 0, nvml.SUCCESS }
 	})).Devices()
-	if err != nil || devices[0].Info().Minor != 0 || devices[0].Info().PCI != "" || !devices[0].Info().MIG {
+	if err != nil || devices[0].Info().Minor != 0 || devices[0].Info().PCI != "" || devices[0].Info().MIG {
 		t.Errorf("%+v, %v", devices, err)
 	}
 }
@@ -200,5 +199,105 @@ func TestNoLibrary(t *testing.T) {
 	}
 	if err := Open("").Shutdown(); err == nil {
 		t.Error("shut down what was never loaded")
+	}
+}
+
+func TestInstances(t *testing.T) {
+	row := func(pid, instance uint32) nvml.ProcessInfo {
+		return nvml.ProcessInfo{Pid: pid, UsedGpuMemory: gib, GpuInstanceId: instance}
+	}
+	instance := mockDevice()
+	instance.GetUUIDFunc = func() (string, nvml.Return) { return "MIG-1", nvml.SUCCESS }
+	instance.GetNameFunc = func() (string, nvml.Return) { return "NVIDIA A30 MIG 2g.12gb", nvml.SUCCESS }
+	instance.GetGpuInstanceIdFunc = func() (int, nvml.Return) { return 5, nvml.SUCCESS }
+	instance.GetAttributesFunc = func() (nvml.DeviceAttributes, nvml.Return) {
+		return nvml.DeviceAttributes{GpuInstanceSliceCount: 2}, nvml.SUCCESS
+	}
+	instance.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
+		return []nvml.ProcessInfo{row(1, 5), row(2, 6), row(3, math.MaxUint32)}, nvml.SUCCESS
+	}
+	// What may be missing: the id, the attributes.
+	bare := mockDevice()
+	bare.GetUUIDFunc = func() (string, nvml.Return) { return "MIG-2", nvml.SUCCESS }
+	bare.GetGpuInstanceIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
+	bare.GetAttributesFunc = func() (nvml.DeviceAttributes, nvml.Return) {
+		return nvml.DeviceAttributes{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	bare.GetComputeRunningProcessesFunc = instance.GetComputeRunningProcessesFunc
+	split := mockDevice()
+	split.GetMigModeFunc = func() (int, int, nvml.Return) { return nvml.DEVICE_MIG_ENABLE, 0, nvml.SUCCESS }
+	split.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 4, nvml.SUCCESS }
+	split.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		switch i {
+		case 1:
+			return instance, nvml.SUCCESS
+		case 2:
+			return bare, nvml.SUCCESS
+		case 3:
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
+		return nil, nvml.ERROR_NOT_FOUND
+	}
+	// Nobody but root may know its memory; it is not needed.
+	split.GetMemoryInfo_v2Func = func() (nvml.Memory_v2, nvml.Return) { return nvml.Memory_v2{}, nvml.ERROR_NO_PERMISSION }
+	devices, err := mockLibrary([]nvml.Device{split}, mpsSymbol, memorySymbol).Devices()
+	if !errors.Is(err, ErrLost) || len(devices) != 3 {
+		t.Fatalf("%v, %v", devices, err)
+	}
+	for i, want := range []Info{
+		{UUID: "GPU-1", Minor: 3, Name: "Tesla T4", PCI: "0000:03:00.0", MIG: true},
+		{
+			UUID: "MIG-1", Minor: 3, Name: "NVIDIA A30 MIG 2g.12gb", PCI: "0000:03:00.0", TotalBytes: 16 * gib, ReservedBytes: gib,
+			Parent: "GPU-1", Instance: 1, Share: 0.5,
+		},
+		{
+			UUID: "MIG-2", Minor: 3, Name: "Tesla T4", PCI: "0000:03:00.0", TotalBytes: 16 * gib, ReservedBytes: gib,
+			Parent: "GPU-1", Instance: 2,
+		},
+	} {
+		if diff := cmp.Diff(want, devices[i].Info()); diff != "" {
+			t.Error(diff)
+		}
+	}
+	for i, want := range map[int][]Process{1: {{1, gib, true}, {3, gib, true}}, 2: {{1, gib, true}, {2, gib, true}, {3, gib, true}}} {
+		if rows, err := devices[i].Processes(ListCompute); err != nil || !cmp.Equal(rows, want) {
+			t.Errorf("processes of %d: %v, %v", i, rows, err)
+		}
+	}
+	split.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_UNKNOWN }
+	if devices, err := mockLibrary([]nvml.Device{split}, memorySymbol).Devices(); err == nil || len(devices) != 1 {
+		t.Errorf("no count: %v, %v", devices, err)
+	}
+	for name, change := range map[string]func(*mock.Device){
+		"uuid": func(m *mock.Device) { m.GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_UNKNOWN } },
+		"name": func(m *mock.Device) { m.GetNameFunc = func() (string, nvml.Return) { return "", nvml.ERROR_UNKNOWN } },
+		"memory": func(m *mock.Device) {
+			m.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{}, nvml.ERROR_UNKNOWN }
+		},
+	} {
+		instance := mockDevice()
+		instance.GetGpuInstanceIdFunc, instance.GetAttributesFunc = bare.GetGpuInstanceIdFunc, bare.GetAttributesFunc
+		change(instance)
+		split.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 1, nvml.SUCCESS }
+		split.GetMigDeviceHandleByIndexFunc = func(int) (nvml.Device, nvml.Return) { return instance, nvml.SUCCESS }
+		if devices, err := mockLibrary([]nvml.Device{split}).Devices(); err == nil || len(devices) != 1 {
+			t.Errorf("an instance without %s: %v, %v", name, devices, err)
+		}
+	}
+}
+
+func TestInstanceContext(t *testing.T) {
+	const a100 = 444 * miB
+	for share, want := range map[float64]uint64{0: a100, 1: a100, 2: a100, -1: a100, math.NaN(): a100, 1.0 / 7: 96 * miB, 3.0 / 7: 224 * miB, 0.99: a100} {
+		if got := instanceContextBytes(a100, share); got != want {
+			t.Errorf("share %v: %d MiB, want %d", share, got/miB, want/miB)
+		}
+	}
+	i := Info{Name: "NVIDIA A100-SXM4-40GB MIG 1g.5gb", TotalBytes: 5 * gib, Share: 1.0 / 7}
+	if q := Quota(i, Reserve{}, 0); q.ContextBytes != 96*miB {
+		t.Errorf("%+v", q)
+	}
+	if q := Quota(i, Reserve{}, 7); q.ContextBytes != 7 {
+		t.Errorf("with an override: %+v", q)
 	}
 }

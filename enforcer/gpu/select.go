@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -24,8 +25,10 @@ func (e *SelectorError) Error() string {
 // control are device nodes that belong to no GPU in particular.
 var control = []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "nvidia-nvswitchctl", "simgpuctl"}
 
-// Select finds the GPUs that selectors name, in their order, each once: UUIDs, indices, "all",
-// "/dev/nvidiaN" and "/dev/simgpu/gpuN" (by minor number), CDI names ("nvidia.com/gpu=0"). Control
+// Select finds the GPUs that selectors name, in their order, each once: UUIDs, indices ("0:1" of MIG
+// instances), "all" (without GPUs in MIG mode, which are there through their instances),
+// "/dev/nvidiaN", "/dev/simgpu/gpuN" and "/dev/simgpu/gpuN.migM" (by minor number), CDI names
+// ("nvidia.com/gpu=0"). Control
 // nodes (/dev/nvidiactl, /dev/nvidia-uvm, ...), "", "none" and "void" name no GPU. Any other is
 // a [SelectorError].
 func Select(gpus []Info, selectors []string) ([]Info, error) {
@@ -78,20 +81,22 @@ func selectOne(gpus []Info, selector string) ([]Info, error) {
 	switch name {
 	case "all":
 		if !byMinor {
-			return gpus, nil
+			return slices.DeleteFunc(slices.Clone(gpus), func(i Info) bool { return i.MIG }), nil
 		}
 	case "", "none", "void":
 		if selector == name {
 			return nil, nil
 		}
 	}
-	// One spelling a number: "00" and "+1" name nothing.
-	n, err := strconv.Atoi(name)
-	number := err == nil && strconv.Itoa(n) == name
 	for _, i := range gpus {
+		// Compared as text: "00" and "+1" name nothing.
+		node := strconv.Itoa(i.Minor)
+		if i.Parent != "" {
+			node = fmt.Sprintf("%d.mig%d", i.Minor, i.Instance)
+		}
 		switch {
-		case byMinor && number && i.Minor == n,
-			!byMinor && number && i.Index == n,
+		case byMinor && node == name,
+			!byMinor && i.Position() == name,
 			!byMinor && strings.EqualFold(i.UUID, name):
 			return []Info{i}, nil
 		}
@@ -102,7 +107,7 @@ func selectOne(gpus []Info, selector string) ([]Info, error) {
 func unknown(gpus []Info, selector string) error {
 	e := &SelectorError{Selector: selector}
 	for _, i := range gpus {
-		e.Have = append(e.Have, fmt.Sprintf("%d (%s)", i.Index, i.UUID))
+		e.Have = append(e.Have, fmt.Sprintf("%s (%s)", i.Position(), i.UUID))
 	}
 	return e
 }

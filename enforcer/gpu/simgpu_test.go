@@ -6,7 +6,9 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +33,11 @@ func TestSimulatedDriver(t *testing.T) {
 	if err := lib.Init(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := lib.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
 	if v, err := lib.Driver(); err != nil || v == "" {
 		t.Errorf("driver %q, %v", v, err)
 	}
@@ -119,4 +126,68 @@ func TestSimulatedDriver(t *testing.T) {
 	set(0, "lost", "1")
 	until("a lost GPU", func(s gpu.Sample) bool { return !s.Complete() && errors.Is(s.Failed[gpu.ListCompute], gpu.ErrLost) })
 	set(0, "lost", "0")
+}
+
+// Each instance of a GPU in MIG mode is sampled by itself.
+func TestSimulatedInstances(t *testing.T) {
+	dir, sim := simtest.Start(t, "--gpus", "2", "--memory", "16GiB", "--mig", "2,0")
+	t.Setenv("SIMGPU_DIR", dir)
+	lib := gpu.Open(simtest.Dist(t, "simgpu/libnvidia-ml.so.1"))
+	if err := lib.Init(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lib.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	devices, err := lib.Devices()
+	if err != nil || len(devices) != 4 {
+		t.Fatalf("%v, %v", devices, err)
+	}
+	split, first, second, whole := devices[0].Info(), devices[1].Info(), devices[2].Info(), devices[3].Info()
+	states := sim.State().GPUs
+	if !split.MIG || first.Parent != split.UUID || second.Parent != split.UUID || whole.Parent != "" || whole.MIG ||
+		first.UUID != states[2].UUID || second.UUID != states[3].UUID || second.Position() != "0:1" || whole.Position() != "1" || first.TotalBytes != 8<<30 {
+		t.Errorf("%+v", devices)
+	}
+	q := gpu.Quota(second, gpu.DefaultReserve, 0)
+	if q.ContextBytes < states[3].ContextBytes || q.ContextBytes >= gpu.ContextBytes(split.Name) || q.AllocatableBytes >= 8<<30 {
+		t.Errorf("%+v; a context has %d", q, states[3].ContextBytes)
+	}
+	cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "clients/client"))
+	cmd.Env = append(cmd.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(simtest.Dist(t, "simgpu/libcuda.so.1")), "CUDA_VISIBLE_DEVICES="+second.UUID)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// It is killed; that error is expected.
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := io.WriteString(in, "context\nalloc 64\n"); err != nil {
+		t.Fatal(err)
+	}
+	held := states[3].ContextBytes + 64<<20
+	samplers := []*gpu.Sampler{gpu.NewSampler(devices[1]), gpu.NewSampler(devices[2]), gpu.NewSampler(devices[3])}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		s := samplers[1].Sample(t.Context())
+		if s.Complete() && len(s.Processes) == 1 && s.Processes[0].Bytes == held && s.Processes[0].PID == cmd.Process.Pid && s.Memory.UsedBytes == held {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v (%s), want %d", s, s.Why(), held)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	for _, i := range []int{0, 2} {
+		if s := samplers[i].Sample(t.Context()); !s.Complete() || len(s.Processes) != 0 || s.Memory.UsedBytes != 0 {
+			t.Errorf("another: %+v (%s)", s, s.Why())
+		}
+	}
 }

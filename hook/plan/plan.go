@@ -163,15 +163,19 @@ func nodes(in Input) []string {
 	return out
 }
 
-// isNode says whether a path is a GPU: /dev/nvidia0, /dev/simgpu/gpu0.
+// isNode says whether a path is a GPU: /dev/nvidia0, /dev/simgpu/gpu0, /dev/simgpu/gpu0.mig1.
 func isNode(p string) bool {
 	for _, prefix := range []string{"/dev/nvidia", "/dev/simgpu/gpu"} {
-		if n, ok := strings.CutPrefix(p, prefix); ok && n != "" && strings.Trim(n, "0123456789") == "" {
+		n, ok := strings.CutPrefix(p, prefix)
+		gpu, instance, mig := strings.Cut(n, ".mig")
+		if ok && isNumber(gpu) && (!mig || isNumber(instance)) {
 			return true
 		}
 	}
 	return false
 }
+
+func isNumber(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // isGPUKind says whether a CDI name is of a GPU: nvidia.com/gpu=0, and what NVIDIA's toolkit,
 // MIG plugin and DRA driver call theirs.

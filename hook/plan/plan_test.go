@@ -86,6 +86,9 @@ func TestAsk(t *testing.T) {
 		notices   []string
 	}{
 		{name: "UUID in env", in: pod(visibleEnv(uuid)), action: ActionPrepare, selectors: []string{uuid}},
+		{name: "simulated instance", in: pod(func(in *Input) {
+			in.Mounts = []Mount{{Source: "/run/simgpu/gpu0.mig1", Destination: "/dev/simgpu/gpu0.mig1"}}
+		}), action: ActionPrepare, selectors: []string{"/dev/simgpu/gpu0.mig1"}, present: true},
 		{name: "UUIDs in env", in: pod(visibleEnv(uuid + ", " + mig)), action: ActionPrepare, selectors: []string{uuid, mig}},
 		{name: "named twice", in: pod(visibleEnv(uuid + "," + uuid)), action: ActionPrepare, selectors: []string{uuid}},
 		{name: "all in env is no request under CRI", in: pod(visibleEnv("all")), action: ActionAlone, notices: notRequest("all")},

@@ -9,6 +9,8 @@
  *                    the descriptor is closed. Its owner is the process that connected
  *                    (SO_PEERCRED), also after fork. A socket that is not in a client's
  *                    folder is a device node that this client does not have.
+ *   gpu0.mig0, ...   the device files of MIG instances, in the place of their GPU's: through
+ *                    the file of a GPU that is split nothing is allocated.
  *   ctl              the control device: what NVML asks. Nothing is allocated through it.
  *   admin            for people and tests (HTTP, mode 0600), never given to a container.
  *
@@ -30,9 +32,11 @@
 #define SIMGPU_CTL "ctl"
 #define SIMGPU_ADMIN "admin"
 #define SIMGPU_GPU_PREFIX "gpu"              /* followed by the GPU's minor number */
+#define SIMGPU_MIG_INFIX ".mig"              /* then by this and the instance's index, from 0 */
 
 #define SIMGPU_PACKET_MAX 65536u             /* no packet is larger */
-#define SIMGPU_GPUS_MAX 64u
+#define SIMGPU_GPUS_MAX 64u                  /* GPUs and MIG instances together */
+#define SIMGPU_MIG_MAX 7u                    /* instances of a GPU, and slices of its processors */
 #define SIMGPU_PROCS_MAX 950u                /* as many as the real driver lists */
 
 /* How sizes are rounded; see docs/simulated-gpu.md. */
@@ -88,7 +92,9 @@ enum simgpu_context {
 	SIMGPU_CONTEXT_GREEN = 1, /* stands on another context of its process */
 };
 
-/* simgpu_req.op on the ctl socket. arg[0] is the GPU's minor number where one is meant. */
+/* simgpu_req.op on the ctl socket. arg[0] is the number of a GPU or an instance where one
+ * is meant: a GPU's is its minor, instances are counted after all GPUs. A GPU that is split
+ * answers for its instances. */
 enum simgpu_ctl_op {
 	/* payload: struct simgpu_node */
 	SIMGPU_OP_NODE = 64,
@@ -151,7 +157,7 @@ struct simgpu_node {
 	char driver_version[80]; /* 0x00 "570.133.20" */
 	char nvml_version[80];   /* 0x50 "12.570.133.20" */
 	uint32_t cuda_version;   /* 0xa0 12080 for 12.8 */
-	uint32_t gpu_count;      /* 0xa4 minors are 0 .. gpu_count-1 */
+	uint32_t gpu_count;      /* 0xa4 with MIG instances; numbers are 0 .. gpu_count-1 */
 };
 
 struct simgpu_device {
@@ -174,11 +180,16 @@ struct simgpu_device {
 	uint64_t cuda_total_bytes;   /* 0xf8 as CUDA counts it: total - reserved */
 	uint32_t cuda_version;       /* 0x100 so that a client needs no ctl socket */
 	uint32_t backing_mib;        /* 0x104 host memory that a client may spend on contents */
+	uint32_t number;             /* 0x108 in requests to ctl */
+	uint32_t mig_instances;      /* 0x10c into which the GPU is split; 0: it is not */
+	uint32_t mig_instance;       /* 0x110 id of a GPU instance, its index + 1; 0: a GPU */
+	uint32_t mig_slices;         /* 0x114 of the SIMGPU_MIG_MAX that the instance has */
+	uint8_t gpu_uuid[16];        /* 0x118 of an instance: its GPU's; else its own */
 };
 
 struct simgpu_proc {
 	uint32_t pid;         /* 0x00 */
-	uint32_t reserved;    /* 0x04 zero */
+	uint32_t instance;    /* 0x04 id of the GPU instance; 0: none */
 	uint64_t used_bytes;  /* 0x08 or SIMGPU_NOT_AVAILABLE */
 };
 

@@ -223,3 +223,40 @@ func TestExports(t *testing.T) {
 		t.Errorf("%s is in the table and not exported", name)
 	}
 }
+
+// A process has one MIG instance: the first that is visible to it. The GPU that is split is none.
+func TestInstances(t *testing.T) {
+	t.Parallel()
+	dir, s := simtest.Start(t, "--gpus", "2", "--mig", "3,0")
+	gpus := s.State().GPUs
+	bare := func(i int) string { return gpus[i].UUID[len("GPU-"):] }
+	only := t.TempDir()
+	for _, name := range []string{"ctl", "gpu0", "gpu0.mig1"} {
+		if err := os.Symlink(filepath.Join(dir, name), filepath.Join(only, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tt := range map[string]struct {
+		dir, visible, want string
+	}{
+		"the first by default": {dir, "unset", "TEST_MIG0"},
+		"the only one":         {only, "unset", "TEST_MIG1"},
+		"by UUID":              {dir, gpus[3].UUID, "TEST_MIG1"},
+		"by index":             {dir, "1", "TEST_MIG1"},
+		"of two":               {dir, gpus[3].UUID + "," + gpus[2].UUID, "TEST_MIG1"},
+		"a whole one":          {dir, gpus[1].UUID, "whole"},
+		"one that is split":    {dir, gpus[0].UUID, "none"},
+		"one without a file":   {only, gpus[2].UUID, "none"},
+	} {
+		for _, program := range []string{"mig_test", "mig_test_asan"} {
+			cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/"+program))
+			cmd.Env = append(os.Environ(), "SIMGPU_DIR="+tt.dir, "TEST_CASE="+tt.want, "TEST_GPU="+bare(0), "TEST_MIG0="+bare(2), "TEST_MIG1="+bare(3))
+			if tt.visible != "unset" {
+				cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+tt.visible)
+			}
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s, %s: %v\n%s", name, program, err, out)
+			}
+		}
+	}
+}

@@ -17,6 +17,7 @@ package driver
 import (
 	"container/heap"
 	"errors"
+	"fmt"
 	"math"
 	"sort"
 	"time"
@@ -733,7 +734,7 @@ func (g *GPU) NVMLProcesses(now int64, list wire.List) ([]wire.Proc, error) {
 		if g.knobs.Unknown == UnknownProcess || g.knobs.Unknown == UnknownAll {
 			used = wire.NotAvailable
 		}
-		rows = append(rows, wire.Proc{PID: uint32(p.owner.PID), UsedBytes: used})
+		rows = append(rows, wire.Proc{PID: uint32(p.owner.PID), Instance: uint32(g.cfg.Instance), UsedBytes: used})
 	})
 	sort.Slice(rows, func(i, j int) bool { return rows[i].PID < rows[j].PID })
 	return rows[:min(len(rows), wire.ProcsMax)], nil
@@ -861,6 +862,10 @@ type CgroupState struct {
 // State is everything about a GPU at one moment.
 type State struct {
 	Minor          int               `json:"minor"`
+	Number         int               `json:"number"`              // for set
+	Socket         string            `json:"socket"`              // its device file
+	MIG            string            `json:"mig,omitempty"`       // "0:1" of an instance
+	Instances      int               `json:"instances,omitempty"` // into which it is split
 	UUID           string            `json:"uuid"`
 	Name           string            `json:"name"`
 	TotalBytes     uint64            `json:"total_bytes"`
@@ -880,11 +885,14 @@ type State struct {
 func (g *GPU) State(now int64) State {
 	g.Advance(now)
 	s := State{
-		Minor: g.cfg.Minor, UUID: UUIDText(g.cfg.UUID), Name: g.cfg.Name,
+		Minor: g.cfg.Minor, Number: g.cfg.Number, Socket: g.cfg.Socket(), Instances: g.cfg.Instances, UUID: g.cfg.UUIDText(), Name: g.cfg.Name,
 		TotalBytes: g.cfg.TotalBytes, ReservedBytes: g.cfg.ReservedBytes, CUDATotalBytes: g.capacity(),
 		UsedBytes: g.used(), FreeBytes: g.capacity() - g.used(), ManagedBytes: g.managed, PeakUsedBytes: g.peak,
 		ContextBytes: g.cfg.ContextBytes, Knobs: map[string]string{},
 		Processes: []ProcessState{}, Cgroups: []CgroupState{},
+	}
+	if g.cfg.Instance > 0 {
+		s.MIG = fmt.Sprintf("%d:%d", g.cfg.Minor, g.cfg.Instance-1)
 	}
 	if g.knobs.ContextBytes > 0 {
 		s.ContextBytes = g.knobs.ContextBytes
@@ -917,7 +925,7 @@ func (p *process) state() ProcessState {
 // History is what one process held over time.
 type History struct {
 	ProcessState
-	Minor  int     `json:"gpu"`
+	Number int     `json:"gpu"`
 	Points []Point `json:"points"`
 }
 
@@ -927,7 +935,7 @@ func (g *GPU) Histories(now int64, pid int) []History {
 	var all []History
 	for _, p := range g.procs {
 		if p.owner.PID == pid {
-			all = append(all, History{p.state(), g.cfg.Minor, p.hist.copy()})
+			all = append(all, History{p.state(), g.cfg.Number, p.hist.copy()})
 		}
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].StartNS < all[j].StartNS })

@@ -689,3 +689,31 @@ func TestEndedProcessesAreBounded(t *testing.T) {
 		t.Errorf("%d processes kept, want %d", n, endedProcesses)
 	}
 }
+
+func TestSplit(t *testing.T) {
+	t.Parallel()
+	for name := range models {
+		whole, err := Model(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole.UUID = SeededUUID("x", 3)
+		for n := 1; n <= wire.MIGMax; n++ {
+			whole.Instances = n
+			parts := whole.Split()
+			seen := map[string]bool{whole.UUIDText(): true}
+			var total, contexts uint64
+			for i, p := range parts {
+				if p.Instance != i+1 || p.Instances != 0 || p.GPUUUID != whole.UUID || seen[p.UUIDText()] || p.TotalBytes%wire.PageBytes != 0 {
+					t.Errorf("%s in %d, instance %d: %+v", name, n, i, p)
+				}
+				seen[p.UUIDText()] = true
+				total += p.TotalBytes
+				contexts += p.ContextBytes
+			}
+			if len(parts) != n || total > whole.TotalBytes || total+uint64(n)*wire.PageBytes < whole.TotalBytes || contexts > whole.ContextBytes+uint64(n)*wire.PageBytes {
+				t.Errorf("%s in %d: %d instances, %d bytes, contexts %d", name, n, len(parts), total, contexts)
+			}
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/gpufence/gpufence/tests/simgpu/wire"
@@ -34,6 +35,11 @@ type Config struct {
 	CUDAVersion    uint32
 	BackingMiB     uint32 // host memory that a client may spend on contents
 	PCISubsystemID uint32
+	Number         int      // in requests and in State: the minor of a GPU; instances come after all GPUs
+	Instances      int      // into which the GPU is split; 0: it is not
+	Instance       int      // id of a MIG instance, its index + 1; 0: a GPU
+	Slices         int      // of wire.MIGMax that an instance has
+	GPUUUID        [16]byte // of an instance: its GPU's
 }
 
 // Models are the GPUs that simgpud can play, by the name of its --model flag. Context sizes
@@ -74,6 +80,41 @@ func SeededUUID(seed string, minor int) [16]byte {
 	return u
 }
 
+// Split gives the equal MIG instances of a GPU: each has its part of the memory, and of the
+// processors as many sevenths as there are whole ones.
+func (c Config) Split() []Config {
+	var all []Config
+	for i := range c.Instances {
+		m := c
+		m.Instance, m.Instances, m.GPUUUID = i+1, 0, c.UUID
+		m.Slices = wire.MIGMax / c.Instances
+		m.UUID = SeededUUID(hex.EncodeToString(c.UUID[:]), i)
+		m.TotalBytes = c.TotalBytes / uint64(c.Instances) / wire.PageBytes * wire.PageBytes
+		m.ReservedBytes = c.ReservedBytes / uint64(c.Instances) / wire.PageBytes * wire.PageBytes
+		m.SMCount = max(1, c.SMCount*m.Slices/wire.MIGMax)
+		m.ContextBytes = roundUp(c.ContextBytes*uint64(m.Slices)/wire.MIGMax, wire.PageBytes)
+		m.Name = fmt.Sprintf("%s MIG %dg.%dgb", c.Name, m.Slices, m.TotalBytes/gib)
+		all = append(all, m)
+	}
+	return all
+}
+
+// Socket is the name of the device file.
+func (c Config) Socket() string {
+	if c.Instance > 0 {
+		return wire.GPUPrefix + strconv.Itoa(c.Minor) + wire.MIGInfix + strconv.Itoa(c.Instance-1)
+	}
+	return wire.GPUPrefix + strconv.Itoa(c.Minor)
+}
+
+// UUIDText is its UUID as every NVIDIA tool prints it.
+func (c Config) UUIDText() string {
+	if c.Instance > 0 {
+		return "MIG-" + strings.TrimPrefix(UUIDText(c.UUID), "GPU-")
+	}
+	return UUIDText(c.UUID)
+}
+
 // UUIDText is GPU-01234567-89ab-..., as every NVIDIA tool prints it.
 func UUIDText(u [16]byte) string {
 	h := hex.EncodeToString(u[:])
@@ -93,12 +134,17 @@ func ParseUUID(s string) ([16]byte, error) {
 // Device is what clients are told about the GPU.
 func (g *GPU) Device() wire.Device {
 	c := g.cfg
+	whole := c.GPUUUID
+	if c.Instance == 0 {
+		whole = c.UUID
+	}
 	return wire.Device{
-		UUID: c.UUID, UUIDText: UUIDText(c.UUID), Name: c.Name,
+		UUID: c.UUID, UUIDText: c.UUIDText(), Name: c.Name,
 		PCIBusID: fmt.Sprintf("%08X:%02X:%02X.0", 0, c.Minor+1, 0), PCIBus: uint32(c.Minor + 1),
 		PCIDeviceID: c.PCIDeviceID, PCISubsystemID: c.PCISubsystemID, Minor: uint32(c.Minor),
 		CCMajor: uint32(c.CCMajor), CCMinor: uint32(c.CCMinor), SMCount: uint32(c.SMCount), ThreadsPerSM: uint32(c.ThreadsPerSM),
 		TotalBytes: c.TotalBytes, ReservedBytes: c.ReservedBytes, CUDATotalBytes: c.TotalBytes - c.ReservedBytes,
 		CUDAVersion: c.CUDAVersion, BackingMiB: c.BackingMiB,
+		Number: uint32(c.Number), MIGInstances: uint32(c.Instances), MIGInstance: uint32(c.Instance), MIGSlices: uint32(c.Slices), GPUUUID: whole,
 	}
 }

@@ -71,9 +71,15 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 	return ret;
 }
 
+/* The first version names the GPU of a MIG instance. */
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
-	return cuDeviceGetUuid_v2(uuid, dev);
+	const struct simgpu_device *info;
+	CUresult ret = look(dev, uuid, &info);
+
+	if (ret == CUDA_SUCCESS)
+		memcpy(uuid->bytes, info->gpu_uuid, sizeof(uuid->bytes));
+	return ret;
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)

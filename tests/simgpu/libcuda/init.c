@@ -24,27 +24,38 @@ int64_t now_ns(void)
 
 /* ---- which GPUs -------------------------------------------------------------------- */
 
-/* Opens every GPU whose socket this process has, by minor number. */
+/* Opens a device file into d, if this process has it and it can be allocated through. */
+static bool open_one(struct device *d, const char *name)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_INFO};
+	struct simgpu_rep rep;
+	size_t len = sizeof(d->info);
+
+	d->fd = simgpu_open(name);
+	if (d->fd < 0)
+		return false;
+	if (simgpu_call(d->fd, &req, &rep, &d->info, &len) == 0 && rep.status == SIMGPU_OK && len == sizeof(d->info) &&
+	    d->info.mig_instances == 0)
+		return true;
+	close(d->fd);
+	return false;
+}
+
+/* Opens every GPU and MIG instance whose socket this process has, by minor number and index. */
 static unsigned int open_all(struct device *found)
 {
-	unsigned int minor, n = 0;
+	unsigned int minor, index, n = 0;
+	char name[32];
 
 	for (minor = 0; minor < SIMGPU_GPUS_MAX; minor++) {
-		struct simgpu_req req = {.op = SIMGPU_OP_INFO};
-		struct device *d = &found[n];
-		struct simgpu_rep rep;
-		size_t len = sizeof(d->info);
-		char name[16];
-
 		snprintf(name, sizeof(name), SIMGPU_GPU_PREFIX "%u", minor);
-		d->fd = simgpu_open(name);
-		if (d->fd < 0)
-			continue;
-		if (simgpu_call(d->fd, &req, &rep, &d->info, &len) < 0 || rep.status != SIMGPU_OK || len != sizeof(d->info)) {
-			close(d->fd);
-			continue;
+		if (n < SIMGPU_GPUS_MAX && open_one(&found[n], name))
+			n++;
+		for (index = 0; index < SIMGPU_MIG_MAX; index++) {
+			snprintf(name, sizeof(name), SIMGPU_GPU_PREFIX "%u" SIMGPU_MIG_INFIX "%u", minor, index);
+			if (n < SIMGPU_GPUS_MAX && open_one(&found[n], name))
+				n++;
 		}
-		n++;
 	}
 	return n;
 }
@@ -57,7 +68,7 @@ static int pick(const struct device *found, unsigned int n, const char *token, s
 	char *end;
 	long index;
 
-	if (len > 4 && strncasecmp(token, "GPU-", 4) == 0) {
+	if (len > 4 && (strncasecmp(token, "GPU-", 4) == 0 || strncasecmp(token, "MIG-", 4) == 0)) {
 		for (i = 0; i < n; i++) {
 			if (strncasecmp(found[i].info.uuid_text, token, len) == 0) {
 				match = (int)i;
@@ -106,6 +117,20 @@ static int visible(const struct device *found, unsigned int n, int *order)
 	}
 }
 
+/* A process that has a MIG instance has that one alone: the first that is visible. */
+static int one_instance(const struct device *found, int *order, int count)
+{
+	int i;
+
+	for (i = 0; i < count; i++) {
+		if (found[order[i]].info.mig_instance > 0) {
+			order[0] = order[i];
+			return 1;
+		}
+	}
+	return count;
+}
+
 static CUresult discover(void)
 {
 	struct device *found = calloc(SIMGPU_GPUS_MAX, sizeof(*found)), *chosen;
@@ -115,7 +140,7 @@ static CUresult discover(void)
 	if (!found)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	n = open_all(found);
-	count = visible(found, n, order);
+	count = one_instance(found, order, visible(found, n, order));
 	chosen = calloc((size_t)count + 1, sizeof(*chosen));
 	for (i = 0; chosen && i < count; i++) {
 		chosen[i] = found[order[i]];

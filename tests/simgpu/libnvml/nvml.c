@@ -17,6 +17,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <strings.h>
 
@@ -26,15 +27,16 @@
 
 struct sim_nvml_device {
 	struct simgpu_device info;
-	unsigned int index; /* among those that this process can see */
+	unsigned int index; /* among those that this process can see; of an instance: in its GPU */
+	struct sim_nvml_device *gpu; /* of a MIG instance */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int owner; /* the process whose connections and lock these are */
 static unsigned int init_count;
 static struct simgpu_node node;
-static struct sim_nvml_device devices[SIMGPU_GPUS_MAX];
-static unsigned int device_count;
+static struct sim_nvml_device devices[SIMGPU_GPUS_MAX]; /* GPUs, then instances */
+static unsigned int device_count, instance_count;
 static int idle[IDLE_MAX];
 static unsigned int idle_count;
 
@@ -116,32 +118,65 @@ static int ask(struct simgpu_req *req, struct simgpu_rep *rep, void *payload, si
 
 /* ---- start and end ----------------------------------------------------------------- */
 
+static bool has_file(const char *name)
+{
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+
+	return simgpu_path(path, sizeof(path), name) == 0 && access(path, F_OK) == 0;
+}
+
+/* A GPU or an instance whose device file this process does not have is not there for it; one of
+ * an instance shows its GPU, too. */
+static bool visible(const struct simgpu_device *info)
+{
+	char name[32];
+	unsigned int i;
+
+	snprintf(name, sizeof(name), SIMGPU_GPU_PREFIX "%u", info->minor);
+	if (info->mig_instance == 0 && has_file(name))
+		return true;
+	for (i = 0; i < SIMGPU_MIG_MAX; i++) {
+		snprintf(name, sizeof(name), SIMGPU_GPU_PREFIX "%u" SIMGPU_MIG_INFIX "%u", info->minor, i);
+		if (info->mig_instance == 0 ? i < info->mig_instances && has_file(name) : i == info->mig_instance - 1 && has_file(name))
+			return true;
+	}
+	return false;
+}
+
 /* Fills node and devices. Called with the lock held, on a connection of its own. */
 static int discover(int fd)
 {
 	struct simgpu_req req = {.op = SIMGPU_OP_NODE};
 	struct simgpu_rep rep;
 	size_t len = sizeof(node);
-	uint32_t minor;
+	uint32_t number;
 
 	if (simgpu_call(fd, &req, &rep, &node, &len) < 0 || rep.status != SIMGPU_OK || len != sizeof(node))
 		return NVML_DRIVER_NOT_LOADED;
-	device_count = 0;
-	for (minor = 0; minor < node.gpu_count && minor < SIMGPU_GPUS_MAX; minor++) {
-		struct sim_nvml_device *d = &devices[device_count];
-		char name[16], path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	device_count = instance_count = 0;
+	for (number = 0; number < node.gpu_count && number < SIMGPU_GPUS_MAX; number++) {
+		struct sim_nvml_device *d = &devices[device_count + instance_count];
+		unsigned int i;
 
-		snprintf(name, sizeof(name), SIMGPU_GPU_PREFIX "%u", minor);
-		/* A GPU whose device file this process does not have is not there for it. */
-		if (simgpu_path(path, sizeof(path), name) < 0 || access(path, F_OK) < 0)
-			continue;
 		memset(&req, 0, sizeof(req));
 		req.op = SIMGPU_OP_DEVICE;
-		req.arg[0] = minor;
+		req.arg[0] = number;
 		len = sizeof(d->info);
 		if (simgpu_call(fd, &req, &rep, &d->info, &len) < 0 || rep.status != SIMGPU_OK || len != sizeof(d->info))
 			return NVML_UNKNOWN;
-		d->index = device_count++;
+		if (!visible(&d->info))
+			continue;
+		d->gpu = NULL;
+		if (d->info.mig_instance == 0) {
+			d->index = device_count++;
+			continue;
+		}
+		/* Its GPU is visible if it is. */
+		for (i = 0; i < device_count; i++)
+			if (devices[i].info.minor == d->info.minor)
+				d->gpu = &devices[i];
+		d->index = d->info.mig_instance - 1;
+		instance_count++;
 	}
 	return NVML_OK;
 }
@@ -208,7 +243,7 @@ static int usable(nvml_device d, const void *out)
 
 	if (ret != NVML_OK)
 		return ret;
-	if (at < first || at >= first + device_count * sizeof(*d) || (at - first) % sizeof(*d) != 0 || !out)
+	if (at < first || at >= first + (device_count + instance_count) * sizeof(*d) || (at - first) % sizeof(*d) != 0 || !out)
 		return NVML_INVALID_ARGUMENT;
 	return NVML_OK;
 }
@@ -358,7 +393,7 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *device)
 		return ret;
 	if (!uuid || !device)
 		return NVML_INVALID_ARGUMENT;
-	for (i = 0; i < device_count; i++) {
+	for (i = 0; i < device_count + instance_count; i++) {
 		if (strcasecmp(uuid, devices[i].info.uuid_text) == 0) {
 			*device = &devices[i];
 			return NVML_OK;
@@ -421,6 +456,8 @@ EXPORT int nvmlDeviceGetMinorNumber(nvml_device device, unsigned int *minor)
 {
 	int ret = usable(device, minor);
 
+	if (ret == NVML_OK && device->gpu)
+		ret = NVML_NOT_SUPPORTED;
 	if (ret == NVML_OK)
 		*minor = device->info.minor;
 	return ret;
@@ -492,12 +529,18 @@ EXPORT int nvmlDeviceGetPersistenceMode(nvml_device device, unsigned int *mode)
 	return ret;
 }
 
-/* No simulated GPU can be split yet, so all of them answer as a T4 does. */
+/* ---- MIG --------------------------------------------------------------------------- */
+
+/* A GPU that is not split answers as one that cannot be. */
 EXPORT int nvmlDeviceGetMigMode(nvml_device device, unsigned int *current, unsigned int *pending)
 {
 	int ret = usable(device, current && pending ? current : NULL);
 
-	return ret != NVML_OK ? ret : NVML_NOT_SUPPORTED;
+	if (ret == NVML_OK && device->info.mig_instances == 0)
+		ret = NVML_NOT_SUPPORTED;
+	if (ret == NVML_OK)
+		*current = *pending = 1;
+	return ret;
 }
 
 EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvml_device device, unsigned int *count)
@@ -505,7 +548,7 @@ EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvml_device device, unsigned int *coun
 	int ret = usable(device, count);
 
 	if (ret == NVML_OK)
-		*count = 0;
+		*count = device->info.mig_instances ? SIMGPU_MIG_MAX : 0;
 	return ret;
 }
 
@@ -514,15 +557,87 @@ EXPORT int nvmlDeviceIsMigDeviceHandle(nvml_device device, unsigned int *is_mig)
 	int ret = usable(device, is_mig);
 
 	if (ret == NVML_OK)
-		*is_mig = 0;
+		*is_mig = device->gpu != NULL;
 	return ret;
+}
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_device device, unsigned int index, nvml_device *instance)
+{
+	int ret = usable(device, instance);
+	unsigned int i;
+
+	if (ret != NVML_OK)
+		return ret;
+	if (device->gpu || index >= SIMGPU_MIG_MAX)
+		return NVML_INVALID_ARGUMENT;
+	if (device->info.mig_instances == 0)
+		return NVML_NOT_SUPPORTED;
+	for (i = device_count; i < device_count + instance_count; i++) {
+		if (devices[i].gpu == device && devices[i].index == index) {
+			*instance = &devices[i];
+			return NVML_OK;
+		}
+	}
+	return NVML_NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml_device instance, nvml_device *device)
+{
+	int ret = usable(instance, device);
+
+	if (ret == NVML_OK && !instance->gpu)
+		ret = NVML_INVALID_ARGUMENT;
+	if (ret == NVML_OK)
+		*device = instance->gpu;
+	return ret;
+}
+
+EXPORT int nvmlDeviceGetGpuInstanceId(nvml_device device, unsigned int *id)
+{
+	int ret = usable(device, id);
+
+	if (ret == NVML_OK && !device->gpu)
+		ret = NVML_NOT_SUPPORTED;
+	if (ret == NVML_OK)
+		*id = device->info.mig_instance;
+	return ret;
+}
+
+EXPORT int nvmlDeviceGetComputeInstanceId(nvml_device device, unsigned int *id)
+{
+	int ret = nvmlDeviceGetGpuInstanceId(device, id);
+
+	if (ret == NVML_OK)
+		*id = 0; /* each GPU instance has one */
+	return ret;
+}
+
+EXPORT int nvmlDeviceGetAttributes_v2(nvml_device device, struct nvml_attributes *out)
+{
+	int ret = usable(device, out);
+
+	if (ret == NVML_OK && !device->gpu)
+		ret = NVML_NOT_SUPPORTED;
+	if (ret != NVML_OK)
+		return ret;
+	memset(out, 0, sizeof(*out));
+	out->multiprocessors = device->info.sm_count;
+	out->copy_engines = 1;
+	out->gpu_slices = out->compute_slices = device->info.mig_slices;
+	out->memory_mb = device->info.total_bytes >> 20;
+	return NVML_OK;
+}
+
+EXPORT int nvmlDeviceGetAttributes(nvml_device device, struct nvml_attributes *out)
+{
+	return nvmlDeviceGetAttributes_v2(device, out);
 }
 
 /* ---- memory and processes ---------------------------------------------------------- */
 
 static int memory(nvml_device device, struct nvml_memory_v2 *out)
 {
-	struct simgpu_req req = {.op = SIMGPU_OP_NVML_MEMORY, .arg = {device->info.minor}};
+	struct simgpu_req req = {.op = SIMGPU_OP_NVML_MEMORY, .arg = {device->info.number}};
 	struct simgpu_rep rep;
 	int ret = ask(&req, &rep, NULL, NULL);
 
@@ -582,7 +697,7 @@ static int processes(nvml_device device, unsigned int list, unsigned int *count,
 	rows = malloc(len);
 	if (!rows)
 		return NVML_MEMORY;
-	req.arg[0] = device->info.minor;
+	req.arg[0] = device->info.number;
 	req.arg[1] = list;
 	ret = ask(&req, &rep, rows, &len);
 	if (ret == NVML_OK) {
@@ -597,7 +712,8 @@ static int processes(nvml_device device, unsigned int list, unsigned int *count,
 		memset(&row, 0, sizeof(row)); /* the padding too: callers compare */
 		row.pid = rows[i].pid;
 		row.used_gpu_memory = rows[i].used_bytes;
-		row.gpu_instance_id = row.compute_instance_id = UINT32_MAX;
+		row.gpu_instance_id = rows[i].instance ? rows[i].instance : UINT32_MAX;
+		row.compute_instance_id = rows[i].instance ? 0 : UINT32_MAX;
 		memcpy((char *)out + i * stride, &row, stride);
 	}
 	free(rows);
@@ -628,9 +744,11 @@ EXPORT int nvmlDeviceGetUtilizationRates(nvml_device device, struct nvml_utiliza
 	struct simgpu_rep rep;
 	int ret = usable(device, out);
 
+	if (ret == NVML_OK && device->gpu)
+		ret = NVML_NOT_SUPPORTED;
 	if (ret != NVML_OK)
 		return ret;
-	req.arg[0] = device->info.minor;
+	req.arg[0] = device->info.number;
 	ret = ask(&req, &rep, NULL, NULL);
 	if (ret == NVML_OK) {
 		out->gpu = (unsigned int)rep.val[0];
@@ -649,12 +767,14 @@ EXPORT int nvmlDeviceGetProcessUtilization(nvml_device device, struct nvml_proce
 	unsigned int n = 0, i;
 	int ret = usable(device, count);
 
+	if (ret == NVML_OK && device->gpu)
+		ret = NVML_NOT_SUPPORTED;
 	if (ret != NVML_OK)
 		return ret;
 	rows = malloc(len);
 	if (!rows)
 		return NVML_MEMORY;
-	req.arg[0] = device->info.minor;
+	req.arg[0] = device->info.number;
 	req.arg[1] = last_seen;
 	ret = ask(&req, &rep, rows, &len);
 	if (ret == NVML_OK) {

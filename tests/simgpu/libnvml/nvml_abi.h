@@ -61,6 +61,12 @@ struct nvml_pci_info {
 	char bus_id[32];
 };
 
+/* What a MIG instance has. */
+struct nvml_attributes {
+	unsigned int multiprocessors, copy_engines, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices;
+	unsigned long long memory_mb;
+};
+
 struct nvml_utilization {
 	unsigned int gpu, memory;
 };

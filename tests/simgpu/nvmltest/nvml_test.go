@@ -323,7 +323,7 @@ func TestLayoutsAgainstTheHeader(t *testing.T) {
 	}
 	// Only the structures: the header has the return codes and the handle's type itself.
 	structs := regexp.MustCompile(`(?s)\nstruct nvml_.*?\n};`).FindAllString(string(ours), -1)
-	if len(structs) != 7 {
+	if len(structs) != 8 {
 		t.Fatalf("found %d structures", len(structs))
 	}
 	program := "#include <stddef.h>\n#include <nvml.h>\n" + strings.Join(structs, "\n") + "\n" + `
@@ -360,6 +360,11 @@ SAME(nvml_pci_info, device, nvmlPciInfo_t, device);
 SAME(nvml_pci_info, device_id, nvmlPciInfo_t, pciDeviceId);
 SAME(nvml_pci_info, subsystem_id, nvmlPciInfo_t, pciSubSystemId);
 SAME(nvml_pci_info, bus_id, nvmlPciInfo_t, busId);
+SAME_SIZE(nvml_attributes, nvmlDeviceAttributes_t);
+SAME(nvml_attributes, multiprocessors, nvmlDeviceAttributes_t, multiprocessorCount);
+SAME(nvml_attributes, gpu_slices, nvmlDeviceAttributes_t, gpuInstanceSliceCount);
+SAME(nvml_attributes, compute_slices, nvmlDeviceAttributes_t, computeInstanceSliceCount);
+SAME(nvml_attributes, memory_mb, nvmlDeviceAttributes_t, memorySizeMB);
 SAME_SIZE(nvml_utilization, nvmlUtilization_t);
 SAME(nvml_utilization, memory, nvmlUtilization_t, memory);
 `
@@ -369,5 +374,124 @@ SAME(nvml_utilization, memory, nvmlUtilization_t, memory);
 	}
 	if out, err := exec.CommandContext(t.Context(), "cc", "-std=c11", "-I", include, "-fsyntax-only", source).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestInstances(t *testing.T) {
+	lib, s, dir := open(t, "--gpus", "2", "--model", "a100", "--mig", "0,3")
+	use(t, dir, "gpu1.mig2", wire.ListCompute, 64*mib)
+	use(t, dir, "gpu1.mig1", wire.ListGraphics, 32*mib)
+	if n, ret := lib.DeviceGetCount(); ret != nvml.SUCCESS || n != 2 {
+		t.Errorf("%d devices, %v: instances are not among them", n, ret)
+	}
+	plain, gpu := device(t, lib, 0), device(t, lib, 1)
+	if _, _, ret := plain.GetMigMode(); ret != nvml.ERROR_NOT_SUPPORTED {
+		t.Errorf("MIG mode of a whole GPU: %v", ret)
+	}
+	if _, ret := plain.GetMigDeviceHandleByIndex(0); ret != nvml.ERROR_NOT_SUPPORTED {
+		t.Errorf("instance of a whole GPU: %v", ret)
+	}
+	if now, next, ret := gpu.GetMigMode(); ret != nvml.SUCCESS || now != nvml.DEVICE_MIG_ENABLE || next != nvml.DEVICE_MIG_ENABLE {
+		t.Errorf("MIG mode %d, %d, %v", now, next, ret)
+	}
+	if n, ret := gpu.GetMaxMigDeviceCount(); ret != nvml.SUCCESS || n != 7 {
+		t.Errorf("at most %d instances, %v", n, ret)
+	}
+	if _, ret := gpu.GetMigDeviceHandleByIndex(3); ret != nvml.ERROR_NOT_FOUND {
+		t.Errorf("an instance that is not there: %v", ret)
+	}
+	if _, ret := gpu.GetMigDeviceHandleByIndex(7); ret != nvml.ERROR_INVALID_ARGUMENT {
+		t.Errorf("an instance that cannot be: %v", ret)
+	}
+	if _, ret := gpu.GetGpuInstanceId(); ret != nvml.ERROR_NOT_SUPPORTED {
+		t.Errorf("instance id of a GPU: %v", ret)
+	}
+	m, ret := gpu.GetMigDeviceHandleByIndex(2)
+	must(t, "handle of an instance", ret)
+	uuid, ret := m.GetUUID()
+	if ret != nvml.SUCCESS || uuid != s.State().GPUs[4].UUID || !strings.HasPrefix(uuid, "MIG-") {
+		t.Errorf("UUID %q, %v", uuid, ret)
+	}
+	if name, ret := m.GetName(); ret != nvml.SUCCESS || name != "NVIDIA A100 (simulated) MIG 2g.26gb" {
+		t.Errorf("name %q, %v", name, ret)
+	}
+	if again, ret := lib.DeviceGetHandleByUUID(uuid); ret != nvml.SUCCESS {
+		t.Errorf("by UUID: %v", ret)
+	} else if is, ret := again.IsMigDeviceHandle(); ret != nvml.SUCCESS || !is {
+		t.Errorf("MIG handle %v, %v", is, ret)
+	}
+	back, ret := m.GetDeviceHandleFromMigDeviceHandle()
+	must(t, "GPU of an instance", ret)
+	if id, ret := back.GetUUID(); ret != nvml.SUCCESS || id != s.State().GPUs[1].UUID {
+		t.Errorf("the GPU of an instance is %q, %v", id, ret)
+	}
+	if _, ret := gpu.GetDeviceHandleFromMigDeviceHandle(); ret != nvml.ERROR_INVALID_ARGUMENT {
+		t.Errorf("the GPU of a GPU: %v", ret)
+	}
+	if id, ret := m.GetGpuInstanceId(); ret != nvml.SUCCESS || id != 3 {
+		t.Errorf("GPU instance %d, %v", id, ret)
+	}
+	if id, ret := m.GetComputeInstanceId(); ret != nvml.SUCCESS || id != 0 {
+		t.Errorf("compute instance %d, %v", id, ret)
+	}
+	if a, ret := m.GetAttributes(); ret != nvml.SUCCESS || a.GpuInstanceSliceCount != 2 || a.MultiprocessorCount != 30 || a.MemorySizeMB != 27306 {
+		t.Errorf("attributes %+v, %v", a, ret)
+	}
+	if _, ret := m.GetMinorNumber(); ret != nvml.ERROR_NOT_SUPPORTED {
+		t.Errorf("minor of an instance: %v", ret)
+	}
+	if _, ret := m.GetUtilizationRates(); ret != nvml.ERROR_NOT_SUPPORTED {
+		t.Errorf("utilization of an instance: %v", ret)
+	}
+	// A context has two of seven parts of 420 MiB.
+	const held = (120 + 64) * mib
+	v1, ret := m.GetMemoryInfo()
+	must(t, "memory", ret)
+	v2, ret := m.GetMemoryInfo_v2()
+	must(t, "memory v2", ret)
+	if v2.Total != 27306*mib || v2.Used != held || v1.Used != held+v2.Reserved || v2.Total != v2.Used+v2.Reserved+v2.Free {
+		t.Errorf("memory %+v, %+v", v1, v2)
+	}
+	pid := uint32(os.Getpid())
+	if rows, ret := m.GetComputeRunningProcesses(); ret != nvml.SUCCESS || len(rows) != 1 ||
+		rows[0] != (nvml.ProcessInfo{Pid: pid, UsedGpuMemory: held, GpuInstanceId: 3, ComputeInstanceId: 0}) {
+		t.Errorf("compute processes %+v, %v", rows, ret)
+	}
+	for _, list := range []func() ([]nvml.ProcessInfo, nvml.Return){m.GetGraphicsRunningProcesses, m.GetMPSComputeRunningProcesses} {
+		if rows, ret := list(); ret != nvml.SUCCESS || len(rows) != 0 {
+			t.Errorf("another list: %+v, %v", rows, ret)
+		}
+	}
+	if rows, ret := gpu.GetGraphicsRunningProcesses(); ret != nvml.SUCCESS || len(rows) != 1 || rows[0].GpuInstanceId != 2 {
+		t.Errorf("the GPU's list: %+v, %v", rows, ret)
+	}
+	if all, ret := gpu.GetMemoryInfo_v2(); ret != nvml.SUCCESS || all.Total != 80<<30 || all.Used != held+(120+32)*mib {
+		t.Errorf("the GPU's memory: %+v, %v", all, ret)
+	}
+}
+
+func TestOnlyInstancesWithASocketExist(t *testing.T) {
+	dir, s := simtest.Start(t, "--gpus", "2", "--mig", "2")
+	inside := t.TempDir()
+	for _, name := range []string{"ctl", "gpu1.mig1"} {
+		if err := os.Symlink(filepath.Join(dir, name), filepath.Join(inside, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv(wire.DirEnv, inside)
+	lib := nvml.New(nvml.WithLibraryPath(simtest.Dist(t, "simgpu/libnvidia-ml.so.1")))
+	must(t, "init", lib.Init())
+	defer func() { must(t, "shutdown", lib.Shutdown()) }()
+	if n, ret := lib.DeviceGetCount(); ret != nvml.SUCCESS || n != 1 {
+		t.Errorf("%d devices, %v", n, ret)
+	}
+	gpu := device(t, lib, 0)
+	if _, ret := gpu.GetMigDeviceHandleByIndex(0); ret != nvml.ERROR_NOT_FOUND {
+		t.Errorf("an instance without a socket: %v", ret)
+	}
+	m, ret := gpu.GetMigDeviceHandleByIndex(1)
+	must(t, "handle of an instance", ret)
+	if uuid, ret := m.GetUUID(); ret != nvml.SUCCESS || uuid != s.State().GPUs[5].UUID {
+		t.Errorf("UUID %q, %v", uuid, ret)
 	}
 }

@@ -34,7 +34,7 @@ type State struct {
 
 // Settings is what `simgpu set` sends.
 type Settings struct {
-	GPU   *int              `json:"gpu,omitempty"` // nil: all
+	GPU   *int              `json:"gpu,omitempty"` // its number, with its instances; nil: all
 	Knobs map[string]string `json:"knobs"`
 }
 
@@ -112,7 +112,7 @@ func (s *Server) Set(set Settings) error {
 		if *set.GPU < 0 || *set.GPU >= len(s.gpus) {
 			return fmt.Errorf("no GPU %d: there are %d", *set.GPU, len(s.gpus))
 		}
-		gpus = s.gpus[*set.GPU : *set.GPU+1]
+		gpus = append([]*gpu{s.gpus[*set.GPU]}, s.gpus[*set.GPU].instances...)
 	}
 	names := make([]string, 0, len(set.Knobs))
 	for name := range set.Knobs {

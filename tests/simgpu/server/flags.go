@@ -27,6 +27,7 @@ type Flags struct {
 	driverVersion string
 	cudaVersion   string
 	backing       uint32
+	mig           []int
 	knobs         map[string]*string
 }
 
@@ -44,6 +45,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.driverVersion, "driver-version", "570.133.20", "version of the driver")
 	fs.StringVar(&f.cudaVersion, "cuda-version", "12.8", "CUDA version of the driver")
 	fs.Uint32Var(&f.backing, "backing-mib", 256, "host memory that a client may spend to keep what is copied to the GPU, in MiB; beyond it contents are lost")
+	fs.IntSliceVar(&f.mig, "mig", nil, "split each GPU into so many MIG instances, 1 to 7 (0: whole); the last one goes on")
 	f.knobs = map[string]*string{}
 	defaults := driver.DefaultKnobs()
 	for _, k := range driver.AllKnobs() {
@@ -98,6 +100,9 @@ func (f *Flags) Config() (Config, error) {
 		}
 		g.ReservedBytes = reserved
 		g.BackingMiB = min(f.backing, math.MaxInt32)
+		if len(f.mig) > 0 {
+			g.Instances = f.mig[min(i, len(f.mig)-1)]
+		}
 		cfg.GPUs = append(cfg.GPUs, g)
 	}
 	return cfg, nil

@@ -32,7 +32,7 @@ type Config struct {
 	Dir           string // of the sockets; made if missing
 	DriverVersion string
 	CUDAVersion   uint32
-	GPUs          []driver.Config // Minor is set by New
+	GPUs          []driver.Config // minors and numbers are set by New, instances made
 	Knobs         driver.Knobs
 	Log           *log.Logger
 }
@@ -52,10 +52,11 @@ type Server struct {
 
 // gpu is a model and its lock.
 type gpu struct {
-	mu     sync.Mutex
-	model  *driver.GPU
-	wake   chan struct{} // the next event may have come nearer
-	change chan struct{} // closed and replaced when the knobs change; under mu
+	mu        sync.Mutex
+	model     *driver.GPU
+	instances []*gpu        // of one that is split; nothing is allocated on itself
+	wake      chan struct{} // the next event may have come nearer
+	change    chan struct{} // closed and replaced when the knobs change; under mu
 }
 
 // Now is CLOCK_MONOTONIC in ns: the same clock as every other process on the machine has.
@@ -70,8 +71,6 @@ func Now() int64 {
 // New checks the configuration; nothing is listening yet.
 func New(cfg Config) (*Server, error) {
 	switch {
-	case len(cfg.GPUs) > wire.GPUsMax:
-		return nil, fmt.Errorf("%d GPUs: at most %d", len(cfg.GPUs), wire.GPUsMax)
 	case cfg.Knobs.NVMLLag > driver.MaxLag:
 		return nil, fmt.Errorf("nvml-lag %s: at most %s", cfg.Knobs.NVMLLag, driver.MaxLag)
 	}
@@ -79,13 +78,31 @@ func New(cfg Config) (*Server, error) {
 		cfg.Log = log.New(io.Discard, "", 0)
 	}
 	s := &Server{cfg: cfg, done: make(chan struct{}), open: map[net.Conn]struct{}{}, exports: map[uint64]*export{}}
+	var all, instances []driver.Config
 	for i, c := range cfg.GPUs {
+		if c.Instances < 0 || c.Instances > wire.MIGMax {
+			return nil, fmt.Errorf("GPU %d: %d instances: at most %d", i, c.Instances, wire.MIGMax)
+		}
 		c.Minor = i
 		c.CUDAVersion = cfg.CUDAVersion
+		all = append(all, c)
+		instances = append(instances, c.Split()...)
+	}
+	all = append(all, instances...)
+	if len(all) > wire.GPUsMax {
+		return nil, fmt.Errorf("%d GPUs and instances: at most %d", len(all), wire.GPUsMax)
+	}
+	for i, c := range all {
+		c.Number = i
 		if c.TotalBytes < 64<<20 || c.ReservedBytes >= c.TotalBytes {
 			return nil, fmt.Errorf("GPU %d: %d bytes with %d reserved: too small", i, c.TotalBytes, c.ReservedBytes)
 		}
-		s.gpus = append(s.gpus, &gpu{model: driver.New(c, cfg.Knobs, Now()), wake: make(chan struct{}, 1), change: make(chan struct{})})
+		g := &gpu{model: driver.New(c, cfg.Knobs, Now()), wake: make(chan struct{}, 1), change: make(chan struct{})}
+		if c.Instance > 0 {
+			whole := s.gpus[c.Minor]
+			whole.instances = append(whole.instances, g)
+		}
+		s.gpus = append(s.gpus, g)
 	}
 	return s, nil
 }
@@ -108,8 +125,8 @@ func (s *Server) Run(ctx context.Context, ready func()) (err error) {
 		s.conns.Wait()
 	}()
 	names := []string{wire.Ctl}
-	for i := range s.gpus {
-		names = append(names, wire.GPUPrefix+strconv.Itoa(i))
+	for _, g := range s.gpus {
+		names = append(names, g.model.Config().Socket())
 	}
 	serve := make([]func(), 0, len(names)+1)
 	for i, name := range names {
@@ -336,7 +353,7 @@ func status(err error) wire.Status {
 func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 	who, err := owner(conn)
 	if err != nil {
-		s.cfg.Log.Printf("open gpu%d: %v", g.model.Config().Minor, err)
+		s.cfg.Log.Printf("open %s: %v", g.model.Config().Socket(), err)
 		return
 	}
 	g.mu.Lock()
@@ -351,6 +368,9 @@ func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 	s.exchange(conn, func(req request) answer {
 		if !s.unhang(g, driver.HangAll) {
 			return answer{rep: wire.Rep{Status: wire.Lost}}
+		}
+		if len(g.instances) > 0 && req.Op != wire.OpInfo {
+			return answer{rep: wire.Rep{Status: wire.NotSupported}}
 		}
 		if req.Op == wire.OpCtxCreate {
 			g.mu.Lock()
@@ -440,6 +460,10 @@ func (s *Server) serveCtl(conn *net.UnixConn) {
 		if req.Op == wire.OpNVMLMemory || req.Op == wire.OpNVMLProcs {
 			s.pay(g)
 		}
+		if len(g.instances) > 0 && req.Op != wire.OpDevice {
+			rep, payload := g.answerSplit(who, req.Req)
+			return answer{rep: rep, payload: payload}
+		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		rep, payload := answerNVML(g.model, who, req.Req)
@@ -458,6 +482,46 @@ func (s *Server) pay(g *gpu) {
 	if !k.CallLock {
 		s.sleep(k.CallCost)
 	}
+}
+
+// answerSplit is what NVML says of a GPU that is split: what its instances say together. How busy
+// it is nobody knows then.
+func (g *gpu) answerSplit(who driver.Owner, req wire.Req) (rep wire.Rep, payload []byte) {
+	var err error
+	g.mu.Lock()
+	cfg := g.model.Config()
+	if g.model.Knobs().Lost {
+		err = driver.ErrLost
+	}
+	g.mu.Unlock()
+	if err == nil && req.Op != wire.OpNVMLMemory && req.Op != wire.OpNVMLProcs {
+		err = driver.ErrNotSupported
+	}
+	if err != nil {
+		return wire.Rep{Status: status(err)}, nil
+	}
+	for _, m := range g.instances {
+		m.mu.Lock()
+		part, rows := answerNVML(m.model, who, req)
+		m.mu.Unlock()
+		if part.Status != wire.OK {
+			return wire.Rep{Status: part.Status}, nil
+		}
+		payload = append(payload, rows...)
+		if req.Op == wire.OpNVMLProcs {
+			rep.Val[0] += part.Val[0]
+		} else {
+			rep.Val[2] += part.Val[2]
+		}
+	}
+	if req.Op == wire.OpNVMLProcs {
+		rep.Val[0] = min(rep.Val[0], wire.ProcsMax)
+		return rep, payload[:rep.Val[0]*wire.ProcBytes]
+	}
+	rep.Val[0], rep.Val[1] = cfg.TotalBytes, cfg.ReservedBytes
+	rep.Val[2] = min(rep.Val[2], cfg.TotalBytes-cfg.ReservedBytes)
+	rep.Val[3] = cfg.TotalBytes - cfg.ReservedBytes - rep.Val[2]
+	return rep, payload
 }
 
 func answerNVML(m *driver.GPU, who driver.Owner, req wire.Req) (rep wire.Rep, payload []byte) {

@@ -403,6 +403,9 @@ func TestBadFlags(t *testing.T) {
 	}
 	for _, cfg := range []Config{
 		{GPUs: make([]driver.Config, 65)},
+		{GPUs: []driver.Config{{TotalBytes: 1 << 30, Instances: 8}}},
+		{GPUs: []driver.Config{{TotalBytes: 1 << 30, Instances: -1}}},
+		{GPUs: []driver.Config{{TotalBytes: 256 << 20, Instances: 7}}},
 		{GPUs: []driver.Config{{TotalBytes: 1}}},
 		{GPUs: []driver.Config{{TotalBytes: 1 << 30, ReservedBytes: 1 << 30}}},
 		{Knobs: driver.Knobs{NVMLLag: time.Hour}},
@@ -485,4 +488,53 @@ func TestPIDView(t *testing.T) {
 	if got := asSeenBy(os.Getpid(), rows(), pid); len(got) != 3 || got[0].PID != uint32(os.Getpid()) {
 		t.Errorf("seen from the same namespace: %+v", got)
 	}
+}
+
+// A GPU in MIG mode takes no memory itself, answers for its instances, and shares its knobs with them.
+func TestSplit(t *testing.T) {
+	t.Parallel()
+	dir, s := start(t, "--gpus", "2", "--mig", "0,2")
+	whole, first, second := dial(t, dir, "gpu1"), dial(t, dir, "gpu1.mig0"), dial(t, dir, "gpu1.mig1")
+	if rep, _ := ask(t, whole, wire.OpAlloc, 0, 4<<20); rep.Status != wire.NotSupported {
+		t.Errorf("memory of a GPU that is split: %+v", rep)
+	}
+	for i, conn := range []*net.UnixConn{first, second} {
+		if rep, _ := ask(t, conn, wire.OpAlloc, 0, uint64(i+1)*(4<<20)); rep.Status != wire.OK {
+			t.Errorf("memory of instance %d: %+v", i, rep)
+		}
+	}
+	// One cannot have what is the other's.
+	if rep, _ := ask(t, first, wire.OpAlloc, 0, 9<<30); rep.Status != wire.NoMemory {
+		t.Errorf("more than the instance has: %+v", rep)
+	}
+	ctl := dial(t, dir, "ctl")
+	for number, want := range map[uint64]uint64{0: 0, 1: 12 << 20, 2: 4 << 20, 3: 8 << 20} {
+		if rep, _ := ask(t, ctl, wire.OpNVMLMemory, number); rep.Status != wire.OK || rep.Val[2] != want || rep.Val[0] != rep.Val[1]+rep.Val[2]+rep.Val[3] {
+			t.Errorf("memory of %d: %+v, want %d used", number, rep, want)
+		}
+	}
+	rep, rows := ask(t, ctl, wire.OpNVMLProcs, 1, uint64(wire.ListCompute))
+	if rep.Val[0] != 2 || len(rows) != 2*wire.ProcBytes || rows[4] != 1 || rows[wire.ProcBytes+4] != 2 {
+		t.Errorf("processes of both: %+v, %x", rep, rows)
+	}
+	if rep, _ := ask(t, ctl, wire.OpNVMLUtil, 1); rep.Status != wire.NotSupported {
+		t.Errorf("how busy it is: %+v", rep)
+	}
+	if g := s.State().GPUs[3]; g.MIG != "1:1" || g.Socket != "gpu1.mig1" || g.Number != 3 || !strings.HasPrefix(g.UUID, "MIG-") || g.UUID == s.State().GPUs[2].UUID {
+		t.Errorf("state of an instance: %+v", g)
+	}
+	lost := func(gpu int, value string, want ...wire.Status) {
+		t.Helper()
+		if err := s.Set(Settings{GPU: &gpu, Knobs: map[string]string{"lost": value}}); err != nil {
+			t.Fatal(err)
+		}
+		for number, status := range want {
+			if rep, _ := ask(t, ctl, wire.OpNVMLMemory, uint64(number)); rep.Status != status {
+				t.Errorf("%d while lost=%s on %d: %+v", number, value, gpu, rep)
+			}
+		}
+	}
+	lost(1, "1", wire.OK, wire.Lost, wire.Lost, wire.Lost)
+	lost(1, "0", wire.OK, wire.OK, wire.OK, wire.OK)
+	lost(3, "1", wire.OK, wire.Lost, wire.OK, wire.Lost)
 }

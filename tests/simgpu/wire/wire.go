@@ -22,12 +22,14 @@ const (
 	Ctl        = "ctl"
 	Admin      = "admin"
 	GPUPrefix  = "gpu"
+	MIGInfix   = ".mig"
 )
 
 // Bounds.
 const (
 	PacketMax = 65536
 	GPUsMax   = 64
+	MIGMax    = 7
 	ProcsMax  = 950
 )
 
@@ -119,7 +121,7 @@ const (
 	ReqBytes      = 64
 	RepBytes      = 64
 	NodeBytes     = 0xa8
-	DeviceBytes   = 0x108
+	DeviceBytes   = 0x128
 	ProcBytes     = 16
 	ProcUtilBytes = 24
 )
@@ -226,6 +228,11 @@ type Device struct {
 	CUDATotalBytes uint64
 	CUDAVersion    uint32
 	BackingMiB     uint32
+	Number         uint32
+	MIGInstances   uint32
+	MIGInstance    uint32
+	MIGSlices      uint32
+	GPUUUID        [16]byte
 }
 
 // Encode lays d out as struct simgpu_device.
@@ -243,12 +250,17 @@ func (d *Device) Encode() []byte {
 	}
 	binary.LittleEndian.PutUint32(b[0x100:], d.CUDAVersion)
 	binary.LittleEndian.PutUint32(b[0x104:], d.BackingMiB)
+	for i, v := range []uint32{d.Number, d.MIGInstances, d.MIGInstance, d.MIGSlices} {
+		binary.LittleEndian.PutUint32(b[0x108+4*i:], v)
+	}
+	copy(b[0x118:], d.GPUUUID[:])
 	return b
 }
 
 // Proc is one row of a process list.
 type Proc struct {
 	PID       uint32
+	Instance  uint32 // of MIG; 0: none
 	UsedBytes uint64
 }
 
@@ -257,7 +269,7 @@ func EncodeProcs(rows []Proc) []byte {
 	b := make([]byte, 0, len(rows)*ProcBytes)
 	for _, r := range rows {
 		b = binary.LittleEndian.AppendUint32(b, r.PID)
-		b = binary.LittleEndian.AppendUint32(b, 0)
+		b = binary.LittleEndian.AppendUint32(b, r.Instance)
 		b = binary.LittleEndian.AppendUint64(b, r.UsedBytes)
 	}
 	return b

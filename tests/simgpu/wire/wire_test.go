@@ -58,7 +58,7 @@ func TestParityWithTheHeader(t *testing.T) {
 	}
 	for name, v := range map[string]any{
 		"SIMGPU_MAGIC": Magic, "SIMGPU_DIR_ENV": DirEnv, "SIMGPU_DIR_DEFAULT": DirDefault, "SIMGPU_CTL": Ctl, "SIMGPU_ADMIN": Admin,
-		"SIMGPU_GPU_PREFIX": GPUPrefix, "SIMGPU_PACKET_MAX": PacketMax, "SIMGPU_GPUS_MAX": GPUsMax, "SIMGPU_PROCS_MAX": ProcsMax,
+		"SIMGPU_GPU_PREFIX": GPUPrefix, "SIMGPU_PACKET_MAX": PacketMax, "SIMGPU_GPUS_MAX": GPUsMax, "SIMGPU_MIG_MAX": MIGMax, "SIMGPU_MIG_INFIX": MIGInfix, "SIMGPU_PROCS_MAX": ProcsMax,
 		"SIMGPU_PAGE_BYTES": PageBytes, "SIMGPU_SMALL_BYTES": SmallBytes, "SIMGPU_ALIGN_BYTES": AlignBytes,
 		"SIMGPU_OP_INFO": OpInfo, "SIMGPU_OP_CTX_CREATE": OpCtxCreate, "SIMGPU_OP_CTX_DESTROY": OpCtxDestroy, "SIMGPU_OP_ALLOC": OpAlloc,
 		"SIMGPU_OP_FREE": OpFree, "SIMGPU_OP_MEMINFO": OpMemInfo, "SIMGPU_OP_LAUNCH": OpLaunch, "SIMGPU_OP_MIGRATE": OpMigrate,
@@ -93,8 +93,9 @@ func TestParityWithTheHeader(t *testing.T) {
 	fill(&dev)
 	structure("simgpu_device", `for (int i = 0; i < 16; i++) s.uuid[i] = i + 1; strcpy(s.uuid_text, "text2"); strcpy(s.name, "text3"); strcpy(s.pci_bus_id, "text4");
 		s.pci_domain = 5; s.pci_bus = 6; s.pci_device = 7; s.pci_device_id = 8; s.pci_subsystem_id = 9; s.minor = 10; s.cc_major = 11; s.cc_minor = 12;
-		s.sm_count = 13; s.threads_per_sm = 14; s.total_bytes = 15; s.reserved_bytes = 16; s.cuda_total_bytes = 17; s.cuda_version = 18; s.backing_mib = 19;`, dev.Encode())
-	structure("simgpu_proc", "s.pid = 1; s.used_bytes = 2;", EncodeProcs([]Proc{{1, 2}}))
+		s.sm_count = 13; s.threads_per_sm = 14; s.total_bytes = 15; s.reserved_bytes = 16; s.cuda_total_bytes = 17; s.cuda_version = 18; s.backing_mib = 19;
+		s.number = 20; s.mig_instances = 21; s.mig_instance = 22; s.mig_slices = 23; for (int i = 0; i < 16; i++) s.gpu_uuid[i] = i + 24;`, dev.Encode())
+	structure("simgpu_proc", "s.pid = 1; s.instance = 2; s.used_bytes = 3;", EncodeProcs([]Proc{{1, 2, 3}}))
 	structure("simgpu_proc_util", "s.pid = 1; s.sm_percent = 2; s.mem_percent = 3; s.time_stamp_us = 4;", EncodeProcUtils([]ProcUtil{{1, 2, 3, 4}}))
 	program.WriteString("\treturn 0;\n}\n")
 

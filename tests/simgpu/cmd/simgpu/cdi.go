@@ -27,7 +27,7 @@ var containerLibs = []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib64"}
 func cdiCommand(dir *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cdi --lib-dir DIR", Short: "Write a CDI specification for the simulated GPUs", Args: cobra.NoArgs,
-		Long: "Write a CDI specification, kind " + cdiKind + ", whose devices are \"0\", \"1\", ..., the UUIDs, and \"all\".\n" +
+		Long: "Write a CDI specification, kind " + cdiKind + ", whose devices are \"0\", \"1\", ..., \"0:0\" for MIG instances, the UUIDs, and \"all\".\n" +
 			"A device's edits mount its socket under " + wire.DirDefault + "; every device mounts the control socket\n" +
 			"and the two libraries.",
 	}
@@ -92,10 +92,16 @@ func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
 	}
 	all := cdispec.Device{Name: "all"}
 	for _, g := range st.GPUs {
-		socket := wire.GPUPrefix + strconv.Itoa(g.Minor)
-		mount := bind(filepath.Join(dir, socket), wire.DirDefault+"/"+socket, "rw")
+		if g.Instances > 0 {
+			continue // only its instances can be used
+		}
+		mount := bind(filepath.Join(dir, g.Socket), wire.DirDefault+"/"+g.Socket, "rw")
 		edits := cdispec.ContainerEdits{Mounts: []*cdispec.Mount{mount}}
-		for _, name := range []string{strconv.Itoa(g.Minor), g.UUID} {
+		name := g.MIG
+		if name == "" {
+			name = strconv.Itoa(g.Minor)
+		}
+		for _, name := range []string{name, g.UUID} {
 			spec.Devices = append(spec.Devices, cdispec.Device{Name: name, ContainerEdits: edits})
 		}
 		all.ContainerEdits.Mounts = append(all.ContainerEdits.Mounts, mount)

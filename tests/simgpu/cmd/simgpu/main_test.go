@@ -90,7 +90,7 @@ func TestScripts(t *testing.T) {
 // The specification does, with the library that engines use, what a container needs.
 func TestCDI(t *testing.T) {
 	t.Parallel()
-	dir, s := simtest.Start(t, "--gpus", "2")
+	dir, s := simtest.Start(t, "--gpus", "3", "--mig", "0,0,2")
 	libs := t.TempDir()
 	for _, lib := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
 		if err := os.WriteFile(filepath.Join(libs, lib), nil, 0o600); err != nil {
@@ -113,7 +113,8 @@ func TestCDI(t *testing.T) {
 		t.Fatal(err)
 	}
 	uuid := s.State().GPUs[1].UUID
-	for device, want := range map[string][]string{"1": {"gpu1"}, uuid: {"gpu1"}, "all": {"gpu0", "gpu1"}} {
+	for device, want := range map[string][]string{"1": {"gpu1"}, uuid: {"gpu1"}, "2:1": {"gpu2.mig1"}, s.State().GPUs[3].UUID: {"gpu2.mig0"},
+		"all": {"gpu0", "gpu1", "gpu2.mig0", "gpu2.mig1"}} {
 		var oci specs.Spec
 		if _, err := cache.InjectDevices(&oci, "gpufence.dev/simgpu="+device); err != nil {
 			t.Errorf("%s: %v", device, err)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -72,7 +73,11 @@ func writeState(out io.Writer, st server.State, ended bool) error {
 				set = append(set, k.Name+"="+v)
 			}
 		}
-		fmt.Fprintf(w, "GPU %d\t%s\t%s\t%d of %d MiB used, peak %d\t%s\n", g.Minor, g.UUID, g.Name,
+		name := "GPU " + strconv.Itoa(g.Number)
+		if g.MIG != "" {
+			name += " (" + g.MIG + ")"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d of %d MiB used, peak %d\t%s\n", name, g.UUID, g.Name,
 			g.UsedBytes/mib, g.CUDATotalBytes/mib, g.PeakUsedBytes/mib, strings.Join(set, " "))
 		if err := w.Flush(); err != nil {
 			return fmt.Errorf("write table: %w", err)
@@ -112,7 +117,7 @@ func historyCommand(dir *string) *cobra.Command {
 		fmt.Fprintln(w, "GPU\tAFTER OPEN\tUSED MiB\tMANAGED MiB")
 		for _, h := range all {
 			for _, p := range h.Points {
-				fmt.Fprintf(w, "%d\t%s\t%d\t%d\n", h.Minor, time.Duration(p.TimeNS-h.StartNS), p.UsedBytes/mib, p.ManagedBytes/mib)
+				fmt.Fprintf(w, "%d\t%s\t%d\t%d\n", h.Number, time.Duration(p.TimeNS-h.StartNS), p.UsedBytes/mib, p.ManagedBytes/mib)
 			}
 		}
 		if err := w.Flush(); err != nil {
