@@ -438,7 +438,8 @@ func (m *model) exit(p *proc) {
 		p.touch(m.number)
 	}
 	for _, known := range m.out.Processes {
-		p.known = p.known || known.PID == p.pid && known.Start == p.start
+		// By a slot or by NVML: of one that it knows by chance nothing is expected.
+		p.known = p.known || known.PID == p.pid && known.Start == p.start && (known.Listed || known.Slot >= 0)
 	}
 	p.dead, p.died, p.freed = true, m.now, m.now+m.freeLag
 	m.oldPIDs = append(m.oldPIDs, p.pid)
