@@ -17,6 +17,8 @@
 #define STEP_BYTES (UINT64_C(32) << 20)
 #define STEP_MIN CHARGE_BLOCK_BYTES
 #define STEP_MAX (UINT64_C(64) << 20)
+/* How long an allocation waits for one that counts on free memory in the same pool. */
+#define CLAIM_NS UINT64_C(20000000)
 /* How long a refusal waits for other threads' calls, whose growth may be charged in vain. */
 #define WAITS 10
 #define WAIT_NS UINT64_C(100000)
@@ -52,6 +54,7 @@ struct kept {
 	uint64_t number;
 	uint32_t calls;   /* under way */
 	uint32_t reusing, leaving; /* of these: see enum kept_use */
+	bool claimed;     /* one of them counts on free memory, which nobody else may get */
 	uint32_t uses;    /* of the handle, by us */
 	CUdevice device;  /* -1: no GPU's memory */
 	enum account_counter counter;
@@ -193,6 +196,7 @@ static struct kept *add(struct memory *m, uint64_t pool, CUdevice device, enum a
 			k = one;
 			k->total = k->step = k->shrunk = k->live = 0;
 			k->holes = k->calls = k->uses = k->reusing = k->leaving = 0;
+			k->claimed = false;
 			k->number = ++m->numbers;
 			k->device = device;
 			k->counter = counter;
@@ -334,13 +338,26 @@ static void enter(struct kept *k, struct kept_call *c)
 
 static void start(struct kept_call *c, struct kept *k, uint64_t growth)
 {
-	if (take(k)) {
+	uint64_t deadline = 0;
+	while (take(k)) {
+		/* Others' pieces would land in what one counts on. */
+		if (growth != 0 && k->claimed) {
+			give(k);
+			uint64_t now = pages_now_ns();
+			deadline = deadline == 0 ? now + CLAIM_NS : deadline;
+			if (now < deadline) {
+				pages_sleep_ns(WAIT_NS / 4);
+				continue;
+			}
+			if (!take(k))
+				break;
+		}
 		c->growth = growth;
 		enter(k, c);
 		give(k);
-	} else {
-		account_release(c->gpu, k->counter, growth);
+		return;
 	}
+	account_release(c->gpu, k->counter, growth);
 }
 
 static bool is_busy(struct kept *k)
@@ -406,6 +423,8 @@ static bool claim(struct kept *k, uint64_t size, struct kept_call *c)
 		return false;
 	}
 	enter(k, c);
+	c->use = KEPT_CLAIMS;
+	k->claimed = true;
 	k->uses++;
 	give(k);
 	bool known = ask(k, &now);
@@ -467,6 +486,7 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	/* What cannot be corrected stays charged. */
 	if (k == NULL || !take(k))
 		return true;
+	k->claimed = k->claimed && (c->use & KEPT_CLAIMS) == 0;
 	k->reusing -= (c->use & KEPT_REUSES) != 0;
 	k->leaving -= (c->use & KEPT_LEAVES) != 0;
 	hole_add(k, (struct hole){ c->start, c->end, c->stream });

@@ -38,11 +38,12 @@ void kept_place(int type, int where, int id, CUdevice *device, enum account_coun
 /* The memory that a device keeps for graphs. */
 struct kept *kept_graph(CUdevice device);
 
-/* What calls mean to each other. The last two: of graphs. */
+/* What calls mean to each other. */
 enum kept_use {
 	KEPT_TRIMS = 1,  /* it makes the driver give back */
-	KEPT_REUSES = 2, /* it counts on what it had before, and charges nothing */
-	KEPT_LEAVES = 4, /* it may take that of others, and not give it back when it ends */
+	KEPT_REUSES = 2, /* a graph: it counts on what it had before, and charges nothing */
+	KEPT_LEAVES = 4, /* a graph: it may take that of others, and not give it back when it ends */
+	KEPT_CLAIMS = 8, /* a piece: it counts on memory that is free, and charges nothing */
 };
 
 /* A call that may make it grow. */

@@ -143,10 +143,11 @@ static void drop(enum kind kind, uint32_t n)
 	heaps[kind].first_free = n;
 }
 
-static int release(uint64_t pointer)
+int release_pointer(uint64_t pointer)
 {
-	if (pointer == 0)
-		return CUDA_SUCCESS;
+	int piece = pointer == 0 ? CUDA_SUCCESS : release_piece(pointer);
+	if (piece >= 0)
+		return piece;
 	enum kind kind = pointer >= LARGE_BASE ? LARGE : pointer >= SMALL_BASE ? LITTLE : OLD;
 	uint64_t n = kind == LARGE ? (pointer - LARGE_BASE) >> LARGE_SHIFT :
 		     kind == LITTLE ? (pointer - SMALL_BASE) >> SMALL_SHIFT :
@@ -171,6 +172,7 @@ void release_context(struct CUctx_st *context)
 		pthread_mutex_unlock(&heaps[kind].lock);
 	}
 	release_modules(context);
+	release_arrays(context);
 	live -= FAKE_CONTEXT_BYTES + (uint64_t)context->grown;
 	context->grown = 0;
 	memset(context->limits, 0, sizeof context->limits);
@@ -253,14 +255,14 @@ API fn_cuMemFree cuMemFree;
 CUresult cuMemFree(CUdeviceptr_v1 pointer)
 {
 	ENTER();
-	return release(pointer);
+	return release_pointer(pointer);
 }
 
 API fn_cuMemFree_v2 cuMemFree_v2;
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
 	ENTER();
-	return release(pointer);
+	return release_pointer(pointer);
 }
 
 static uint64_t free_bytes(void)

@@ -37,6 +37,13 @@ void release_context(struct CUctx_st *context);
 /* What modules took in it. */
 void release_modules(const struct CUctx_st *context);
 
+/* What arrays took in it. */
+void release_arrays(const struct CUctx_st *context);
+/* Frees a piece of a pool; -1: it is none. */
+int release_piece(uint64_t pointer);
+/* Frees whatever is at an address. */
+int release_pointer(uint64_t pointer);
+
 extern _Thread_local struct CUctx_st *current;
 
 /* What is on the GPU. take_bytes: 0: it is full. */

@@ -45,6 +45,20 @@ uint64_t fake_managed_bytes(void);
 void fake_set_total(uint64_t bytes);
 /* What the pitch is a multiple of: 512. */
 void fake_set_pitch(uint64_t bytes);
+/* What pools grow by: 32 MiB. */
+void fake_set_pool_step(uint64_t bytes);
+/* The host has seen all work done: pools give back whole chunks. Or the device is reset: all. */
+void fake_sync(void);
+void fake_reset_device(void);
+/* Every stream captures. */
+void fake_capture(int on);
+/* Pools do not say where they are. */
+void fake_before_13(int on);
+/* A graph, and nodes in it. */
+CUgraph fake_graph(void);
+CUdeviceptr fake_graph_alloc(CUgraph graph, CUdevice device, uint64_t bytes);
+void fake_graph_free(CUgraph graph, CUdeviceptr pointer);
+void fake_graph_child(CUgraph graph, CUgraph child);
 /* cuGetProcAddress answers with addresses that dlsym does not know. */
 void fake_internal_addresses(int on);
 void fake_set_version(int version);
