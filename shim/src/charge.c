@@ -15,11 +15,15 @@ static uint64_t taken(uint64_t bytes)
 	return up < bytes ? UINT64_MAX : up / CHARGE_BLOCK_BYTES * CHARGE_BLOCK_BYTES;
 }
 
-int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes)
+int charge_hold(int gpu, enum account_counter counter, uint64_t bytes)
 {
 	int r = account_reserve(gpu, counter, bytes);
-	if (r != 0 && kept_give_back(gpu))
-		r = account_reserve(gpu, counter, bytes);
+	return r != 0 && kept_give_back(gpu) ? account_reserve(gpu, counter, bytes) : r;
+}
+
+int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes)
+{
+	int r = charge_hold(gpu, counter, bytes);
 	if (r == 0)
 		high_after_charge(gpu);
 	return r;

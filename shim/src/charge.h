@@ -34,6 +34,8 @@ struct charge {
 /* account_reserve; where a limit stands against it, once more after the driver gave back what it
  * keeps for later (kept.h). Above memory.high it waits (high.h). Every hook charges through this. */
 int charge_reserve(int gpu, enum account_counter counter, uint64_t bytes);
+/* The same without waiting, for what is corrected after the call: then the caller waits. */
+int charge_hold(int gpu, enum account_counter counter, uint64_t bytes);
 
 /* Reserves on the current device what the driver will take for bytes. False: refused by a limit,
  * and counted. */

@@ -6,6 +6,7 @@
 #include "charge.h"
 #include "debug.h"
 #include "device.h"
+#include "high.h"
 #include "pages.h"
 #include "real.h"
 
@@ -374,7 +375,7 @@ static bool begin(struct kept_call *c, struct kept *k, uint64_t growth)
 	*c = (struct kept_call){ .gpu = k == NULL ? -1 : device_gpu(k->device) };
 	if (c->gpu < 0)
 		return true;
-	if (growth != 0 && charge_reserve(c->gpu, k->counter, growth) != 0)
+	if (growth != 0 && charge_hold(c->gpu, k->counter, growth) != 0)
 		return false;
 	start(c, k, growth);
 	return true;
@@ -456,7 +457,7 @@ bool kept_begin_piece(struct kept_call *c, struct kept *k, const char *call, uin
 				break;
 			pages_sleep_ns(WAIT_NS);
 		}
-		if (charge_reserve(c->gpu, k->counter, growth) != 0) {
+		if (charge_hold(c->gpu, k->counter, growth) != 0) {
 			charge_refused(c->gpu, call, bytes);
 			return false;
 		}
@@ -531,14 +532,17 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	}
 	k->total = now;
 	give(k);
+	bool within = true;
 	if (now <= charged) {
 		account_release(c->gpu, k->counter, charged - now);
-		return true;
+	} else if (charge_hold(c->gpu, k->counter, now - charged) != 0) {
+		account_charge(c->gpu, k->counter, now - charged);
+		within = false;
 	}
-	if (charge_reserve(c->gpu, k->counter, now - charged) == 0)
-		return true;
-	account_charge(c->gpu, k->counter, now - charged);
-	return false;
+	/* What was charged before the call was a guess: who really took more waits now. */
+	if (growth != 0 && within)
+		high_after_charge(c->gpu);
+	return within;
 }
 
 bool kept_end(struct kept_call *c) { return finish(c, 0, 0, false); }
