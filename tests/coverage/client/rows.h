@@ -736,7 +736,7 @@ static const struct row rows[] = {
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
 
 /* Whether the function under test lies in the shim. */
-static bool hooked(void)
+__attribute__((unused)) static bool hooked(void)
 {
 	Dl_info i;
 	return dladdr(under_test, &i) && i.dli_fname && strstr(i.dli_fname, "libgpufence");
