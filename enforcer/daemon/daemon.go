@@ -115,6 +115,9 @@ type Daemon struct {
 	closed  bool
 	damaged bool       // state of containers that may run was lost
 	redo    []killTask // of kills whose signal may be missing after a restart
+	// killing are the kills in progress: a container is not judged again for the same victim
+	// before its signal is out.
+	killing map[policy.ContainerID]registry.Kill
 
 	guard    *act.Guard // freezes what is above memory.high
 	freezing map[policy.ContainerID]*frozen
@@ -361,9 +364,11 @@ func readBootID() (string, error) {
 // Run samples, decides and acts until the context ends; then it saves and returns. It may be
 // called once.
 func (d *Daemon) Run(ctx context.Context) error {
+	d.mu.Lock()
 	for _, t := range d.redo {
-		d.group.Go(func() { d.kill(t) })
+		d.launch(t)
 	}
+	d.mu.Unlock()
 	d.group.Go(func() { d.runNVML(ctx) })
 	d.group.Go(func() { d.runTicks(ctx) })
 	d.group.Go(func() { d.runHousekeeping(ctx) })

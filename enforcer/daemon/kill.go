@@ -29,6 +29,9 @@ func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
 	if c == nil || c.State != registry.Running {
 		return // it ended between the sample and now
 	}
+	if now, ok := d.killing[c.ID()]; ok && (now.Group || !k.Group && now.PID == k.PID && now.Start == k.Start) {
+		return // it has been decided, counted, and is under way
+	}
 	victims := uint64(1)
 	if k.Group {
 		victims = uint64(max(1, len(k.PIDs)))
@@ -60,6 +63,15 @@ func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
 		save: write, id: c.ID(), record: record, cgroup: *c.Cgroup, uuid: g.info.UUID, decided: decided, log: c.TerminationLog,
 		message: "gpufence: " + strings.TrimPrefix(k.Message, "gpufence: "), numbers: killNumbers(k), reason: k.Reason,
 	}
+	d.launch(t)
+}
+
+// launch runs a kill of a container beside everything else. The caller holds mu.
+func (d *Daemon) launch(t killTask) {
+	if d.killing == nil {
+		d.killing = map[policy.ContainerID]registry.Kill{}
+	}
+	d.killing[t.id] = t.record
 	d.group.Go(func() { d.kill(t) })
 }
 
@@ -126,6 +138,9 @@ func (d *Daemon) kill(t killTask) {
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.killing[t.id].ID == t.record.ID {
+		delete(d.killing, t.id)
+	}
 	if d.closed {
 		return
 	}

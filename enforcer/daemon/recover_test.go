@@ -220,8 +220,10 @@ func TestKillIsNotLostNorCountedTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.d.mu.Unlock()
+	// The one that died decided; only its successor sees the memory again.
+	b.drop()
 	b.gpu.set(p.pid, 6*gib)
-	b.crash()
+	b.start()
 	if sig := p.signalled(); sig != syscall.SIGKILL {
 		t.Fatalf("ended by %v", sig)
 	}
