@@ -13,6 +13,7 @@ var targets = []struct {
 	{"shim.pair", "10 blocks, 1 slot", target{150, "added"}},
 	{"shim.pair", "10 blocks, 64 slots", target{1000, "added"}},
 	{"shim.launch", "", target{5, "added"}},
+	{"shim.first_use", "", target{1000, "with"}},
 	{"shim.start", "", target{1.2, "ratio"}},
 	{"shim.dlsym_miss", "", target{50, "added"}},
 	{"watch.latency", "p99", target{150, "with"}},
