@@ -27,6 +27,7 @@ lookup() {
 	arm64-libc) echo "file:/usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross" ;;
 	arm64-qemu) echo "cmd:qemu-aarch64-static qemu-user-static" ;;
 	musl) echo "cmd:musl-gcc musl-tools" ;;
+	systemd-analyze) echo "cmd:systemd-analyze systemd" ;;
 	package:*) echo "package:${1#package:} ${1#package:}" ;;
 	shellcheck) echo "cmd:shellcheck shellcheck" ;;
 	certificates) echo "file:/etc/ssl/certs/ca-certificates.crt ca-certificates" ;;
