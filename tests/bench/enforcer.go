@@ -38,21 +38,24 @@ const (
 	resizes     = 20
 )
 
-// measureEnforcer is gpufenced: how fast it kills, what it costs, how long its answers take.
-func measureEnforcer(ctx context.Context, dist string) ([]measurement, error) {
+// enforcerParts are the measurements of gpufenced: how fast it kills, what it costs, how long its
+// answers take.
+var enforcerParts = []struct {
+	name    string
+	measure func(context.Context, string) ([]measurement, error)
+}{{"watch", measureWatch}, {"cost", measureCost}, {"answers", measureAnswers}}
+
+// measureEnforcer runs one of them.
+func measureEnforcer(ctx context.Context, dist string, measure func(context.Context, string) ([]measurement, error)) ([]measurement, error) {
 	dist, err := filepath.Abs(dist)
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", dist, err)
 	}
-	var all []measurement
-	for _, f := range []func(context.Context, string) ([]measurement, error){measureWatch, measureLoad} {
-		rows, err := f(ctx, dist)
-		if err != nil {
-			return nil, fmt.Errorf("measure gpufenced: %w", err)
-		}
-		all = append(all, rows...)
+	rows, err := measure(ctx, dist)
+	if err != nil {
+		return nil, fmt.Errorf("measure gpufenced: %w", err)
 	}
-	return all, nil
+	return rows, nil
 }
 
 // withNode runs f on a node of its own.
@@ -210,28 +213,20 @@ func spin(ctx context.Context, count int) (stop func()) {
 	}
 }
 
-// measureLoad is a full node: CPU time and memory of gpufenced, and what its answers take there.
-func measureLoad(ctx context.Context, dist string) ([]measurement, error) {
-	var rows []measurement
+// fullNode runs idle on a node that has nothing to do yet, then f on it when it is full.
+func fullNode(ctx context.Context, dist string, idle, f func(*node.Node) error) error {
 	opts := node.Options{Dist: dist, Config: []string{`context = "64Mi"`},
 		Sim: []string{"--gpus", strconv.Itoa(loadGPUs), "--model", "a100", "--memory", "80GiB", "--context-bytes", "64MiB", "--call-cost", "1ms"}}
-	err := withNode(ctx, opts, func(n *node.Node) error {
-		idle, idleBytes, err := cost(n.DaemonPID(), loadTime/2)
-		if err != nil {
+	return withNode(ctx, opts, func(n *node.Node) error {
+		if err := idle(n); err != nil {
 			return err
 		}
-		psIdle, err := timePS(ctx, n)
-		if err != nil {
-			return err
-		}
-		holders := make([]*node.Container, loadHolders)
-		err = inTurn(loadHolders, 8, func(i int) error {
+		err := inTurn(loadHolders, 8, func(i int) error {
 			gpu := i % loadGPUs
 			c, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("holder-%d", i), Limits: []string{"memory.max=2Gi"}, GPUs: []string{strconv.Itoa(gpu)}, Shim: true})
 			if err != nil {
 				return err
 			}
-			holders[i] = c
 			if err := hold(ctx, c.Main, gpu); err != nil {
 				return err
 			}
@@ -250,15 +245,35 @@ func measureLoad(ctx context.Context, dist string) ([]measurement, error) {
 			return err
 		}
 		time.Sleep(3 * time.Second) // until contexts are learned
-		full, fullBytes, err := cost(n.DaemonPID(), loadTime)
-		if err != nil {
-			return err
-		}
-		params := fmt.Sprintf("%d GPUs, %d containers, %d processes, 10 Hz", loadGPUs, loadHolders, loadHolders*loadEach)
-		rows = append(rows,
-			measurement{Name: "gpufenced.cpu", Params: params, Unit: "% of a core", Baseline: []float64{idle}, With: []float64{full}},
-			measurement{Name: "gpufenced.memory", Params: params, Unit: "MiB", Baseline: []float64{idleBytes}, With: []float64{fullBytes}})
+		return f(n)
+	})
+}
 
+// measureCost is gpufenced's CPU time and memory, on an idle node and on a full one.
+func measureCost(ctx context.Context, dist string) ([]measurement, error) {
+	var idle, idleBytes, full, fullBytes float64
+	err := fullNode(ctx, dist, func(n *node.Node) (err error) {
+		idle, idleBytes, err = cost(n.DaemonPID(), loadTime/2)
+		return err
+	}, func(n *node.Node) (err error) {
+		full, fullBytes, err = cost(n.DaemonPID(), loadTime)
+		return err
+	})
+	params := fmt.Sprintf("%d GPUs, %d containers, %d processes, 10 Hz", loadGPUs, loadHolders, loadHolders*loadEach)
+	return []measurement{
+		{Name: "gpufenced.cpu", Params: params, Unit: "% of a core", Baseline: []float64{idle}, With: []float64{full}},
+		{Name: "gpufenced.memory", Params: params, Unit: "MiB", Baseline: []float64{idleBytes}, With: []float64{fullBytes}},
+	}, err
+}
+
+// measureAnswers is what gpufenced's answers take on a full node, and with many more containers.
+func measureAnswers(ctx context.Context, dist string) ([]measurement, error) {
+	var rows []measurement
+	var psIdle []float64
+	err := fullNode(ctx, dist, func(n *node.Node) (err error) {
+		psIdle, err = timePS(ctx, n)
+		return err
+	}, func(n *node.Node) error {
 		var prepare, register, grow, shrink []float64
 		for i := range resizes {
 			c, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("one-%d", i), Limits: []string{"memory.max=1Gi"}, Program: []string{"/bin/sleep", "1000"}})
@@ -291,7 +306,7 @@ func measureLoad(ctx context.Context, dist string) ([]measurement, error) {
 		rows = append(rows, only("gpufenced.prepare", at, "ms", prepare...), only("gpufenced.register", at, "ms", register...),
 			only("gpufenced.resize", "grow, "+at, "ms", grow...), only("gpufenced.resize", "shrink that fits, "+at, "ms", shrink...))
 
-		err = inTurn(psHolders-loadHolders, 8, func(i int) error {
+		err := inTurn(psHolders-loadHolders, 8, func(i int) error {
 			_, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("sleeper-%d", i), Limits: []string{"memory.max=128Mi"}, GPUs: []string{strconv.Itoa(i % loadGPUs)}, Program: []string{"/bin/sleep", "1000"}})
 			return err
 		})

@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	dist := flags.String("dist", "dist", "folder that make build fills")
-	only := flags.String("only", "", "run one program of dist/bench, or \"create\", or \"enforcer\"")
+	only := flags.String("only", "", "run one program of dist/bench, or \"create\", or \"enforcer\", or of that one \"watch\", \"cost\" or \"answers\"")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -96,13 +96,16 @@ func measureAll(ctx context.Context, dist, only string, stderr io.Writer) ([]mea
 		}
 		all = append(all, created)
 	}
-	if only == "" || only == "enforcer" {
-		fmt.Fprintln(stderr, "bench: enforcer")
-		enforced, err := measureEnforcer(ctx, dist)
+	for _, part := range enforcerParts {
+		if only != "" && only != "enforcer" && only != part.name {
+			continue
+		}
+		fmt.Fprintln(stderr, "bench: "+part.name)
+		measured, err := measureEnforcer(ctx, dist, part.measure)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, enforced...)
+		all = append(all, measured...)
 	}
 	return all, nil
 }
