@@ -125,7 +125,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh tests/unchanged/enter.sh tests/images/fetch.sh .ci/run
+	shellcheck packaging/deps.sh tests/programs/build tests/unchanged/enter.sh tests/images/fetch.sh .ci/run
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
 	@$(MAKE) -C tests/clients lint
