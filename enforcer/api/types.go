@@ -39,6 +39,9 @@ type DeviceRequest struct {
 	// Present says that the devices are in the spec already (CDI by the engine, a device
 	// plugin's nodes): nothing is to be injected.
 	Present bool `json:"present,omitempty"`
+	// Claimed are what the environment names under Kubernetes without being UUIDs: all, indices.
+	// They count only if the kubelet gave the container GPUs, and then these are what it gets.
+	Claimed []string `json:"claimed,omitempty"`
 }
 
 // PrepareRequest is POST /v1/prepare, idempotent by Key. It carries what the limits are
@@ -141,7 +144,7 @@ type Container struct {
 	Fences     []Fence        `json:"fences"`
 	Resize     *Resize        `json:"resize,omitempty"`
 	// Generation grows with every change of a limit, ChangedBy is what made the last one: set,
-	// apply; empty for the limits that it started with.
+	// apply, spec; empty for the limits that it started with.
 	Generation uint64     `json:"generation"`
 	ChangedBy  string     `json:"changed_by,omitempty"`
 	ChangedAt  *time.Time `json:"changed_at,omitempty"`
@@ -247,16 +250,18 @@ type GPUState struct {
 
 // Event is an entry of the journal and of GET /v1/events?since=<seq>&follow=1 (JSON lines).
 type Event struct {
-	Seq       uint64            `json:"seq"`
-	Time      time.Time         `json:"time"`
-	Type      string            `json:"type"` // registered, ended, kill, refused, resize, shim-absent, gpu-unknown, ...
-	Code      string            `json:"code,omitempty"`
-	Container *ContainerKey     `json:"container,omitempty"`
-	Pod       *PodRef           `json:"pod,omitempty"`
-	Name      string            `json:"name,omitempty"` // container name
-	GPU       string            `json:"gpu,omitempty"`
-	Message   string            `json:"message"` // one sentence with the numbers
-	Numbers   map[string]uint64 `json:"numbers,omitempty"`
+	Seq       uint64        `json:"seq"`
+	Time      time.Time     `json:"time"`
+	Type      string        `json:"type"` // registered, ended, kill, refused, resize, shim-absent, gpu-unknown, ...
+	Code      string        `json:"code,omitempty"`
+	Container *ContainerKey `json:"container,omitempty"`
+	Pod       *PodRef       `json:"pod,omitempty"`
+	Name      string        `json:"name,omitempty"` // container name
+	GPU       string        `json:"gpu,omitempty"`
+	Message   string        `json:"message"` // one sentence with the numbers
+	// Level is what a container may rely on from its start on (of registered).
+	Level   quota.Level       `json:"level,omitempty"`
+	Numbers map[string]uint64 `json:"numbers,omitempty"`
 	// MonotonicNS is CLOCK_MONOTONIC of the act (of SIGKILL for a kill), for latency.
 	MonotonicNS int64 `json:"monotonic_ns,omitempty"`
 	// ID ties the entries of one kill together: kill-decided (before), kill (SIGKILL was sent)
@@ -293,8 +298,13 @@ type Error struct {
 // containers of these pods that run. What the annotations say of memory.max becomes the limit; a
 // key that cannot change while a container runs is an error of that pod.
 type ApplyRequest struct {
-	Pods  []ApplyPod `json:"pods"`
-	Force bool       `json:"force,omitempty"`
+	Pods []ApplyPod `json:"pods"`
+	// Source is who asks: apply (or empty) for an administrator, whose word always holds; spec for
+	// a program that follows the annotations of running pods in the API server. Of the latter each
+	// pod needs its UID, policy must say resize-by-annotation, and annotations that a container
+	// has followed already change nothing in it, so that what somebody has set since stays.
+	Source string `json:"source,omitempty"`
+	Force  bool   `json:"force,omitempty"`
 	// Wait asks for the answer only when every resize is done or has failed.
 	Wait           bool  `json:"wait,omitempty"`
 	DeadlineMillis int64 `json:"deadline_millis,omitempty"` // as in [SetRequest]
@@ -308,6 +318,12 @@ type ApplyPod struct {
 	UID         string            `json:"uid,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
+
+// The sources of an [ApplyRequest].
+const (
+	SourceApply = "apply"
+	SourceSpec  = "spec"
+)
 
 // ApplyResponse has one entry for each pod of the request, in its order.
 type ApplyResponse struct {
@@ -351,6 +367,10 @@ type Node struct {
 	LastEvent  uint64    `json:"last_event"` // number of the journal's newest
 	// Drift are configurations of engines that were right and are not any more.
 	Drift []string `json:"drift,omitempty"`
+	// Ready says whether the scheduler should send pods with a GPU here, for the node's label;
+	// Reasons are one sentence each why not. Health is about any GPU at all, this about all of them.
+	Ready   bool     `json:"ready"`
+	Reasons []string `json:"reasons,omitempty"`
 }
 
 // Problem is something that does not work, since when.

@@ -147,16 +147,7 @@ var settings = []setting{
 	{"accept.*.env", acceptBool(func(a *quota.Accept) *bool { return &a.Env })},
 	{"accept.*.env-may-raise", acceptBool(func(a *quota.Accept) *bool { return &a.EnvMayRaise })},
 	{"accept.*.gpu", acceptBool(func(a *quota.Accept) *bool { return &a.GPU })},
-	{"accept.*.resize-by-annotation", func(c *Config, engine string, v any) error {
-		var on bool
-		if err := setBool(&on, v); err != nil {
-			return err
-		}
-		if on {
-			return unbuilt("true", "false")
-		}
-		return setEngine(c.Policy.Accept, engine, v, func(*quota.Accept, any) error { return nil })
-	}},
+	{"accept.*.resize-by-annotation", acceptBool(func(a *quota.Accept) *bool { return &a.ResizeByAnnotation })},
 
 	{"namespace.*.mode", func(c *Config, ns string, v any) error { return setMode(&rule(c, ns).Mode, v) }},
 	{"namespace.*.require", func(c *Config, ns string, v any) error { return setRequire(&rule(c, ns).Require, v) }},

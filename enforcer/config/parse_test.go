@@ -190,6 +190,13 @@ lab = { mode = "observe", require = "reactive" }
 	}
 }
 
+func TestParseResizeByAnnotation(t *testing.T) {
+	c, err := Parse("c", []byte("[accept.cri]\nresize-by-annotation = true"))
+	if err != nil || !c.Policy.Accept[quota.EngineCRI].ResizeByAnnotation || c.Policy.Accept[quota.EngineCRIO].ResizeByAnnotation {
+		t.Errorf("%+v, %v", c.Policy.Accept, err)
+	}
+}
+
 func TestParseErrors(t *testing.T) {
 	tests := []struct{ in, want string }{
 		{"mode = \"enforced\"", `E1503 c line 1: mode "enforced" is not one of enforce, warn, observe: write enforce`},
@@ -219,9 +226,9 @@ func TestParseErrors(t *testing.T) {
 		{"metrics-address = \"example.org:9836\"", `E1503 c line 1: metrics-address "example.org:9836" is not an address such as "127.0.0.1:9836"`},
 		{"metrics-address = \"[::1]:0\"", `E1503 c line 1: metrics-address "[::1]:0" is not an address such as "127.0.0.1:9836"`},
 		{"shim-delivery = \"stubs\"", `E1503 c line 1: shim-delivery "stubs" is not one of preload, stub, off: write stub`},
-		{"[accept.cri]\nresize-by-annotation = true", `E1505 c line 2: accept.cri.resize-by-annotation "true" is not enforced by this version of gpufence: write false`},
 		{"[accept.cri]\nenv = \"yes\"", `E1503 c line 2: accept.cri.env "yes" is neither true nor false: write one of them, without quotes`},
 		{"[accept.dokcer]\nenv = true", `E1503 c line 2: accept.dokcer.env is of no engine that exists: write docker`},
+		{"[accept.cri]\nresize-by-annotation = 1", `E1503 c line 2: accept.cri.resize-by-annotation "1" is neither true nor false: write one of them, without quotes`},
 		{"[accept.lxc]\nresize-by-annotation = false", `E1503 c line 2: accept.lxc.resize-by-annotation is of no engine that exists: the engines are cri, crio, docker, podman, oci`},
 		{"[accept.cri]\nenvs = true", `E1503 c line 2: accept.cri.envs is not a key of this file: write env`},
 		{"[default]\ncri = \"denied\"", `E1503 c line 2: default.cri "denied" is not a quantity: write deny, unlimited, or an amount such as 4Gi`},

@@ -4,6 +4,10 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -23,6 +27,15 @@ func (d *Daemon) Apply(ctx context.Context, req api.ApplyRequest) (api.ApplyResp
 	if len(req.Pods) > maxApplyPods {
 		return resp, quota.NewError(quota.CodeBadRequest, "%d pods in one request are more than %d", len(req.Pods), maxApplyPods)
 	}
+	if req.Source == "" {
+		req.Source = api.SourceApply
+	}
+	if req.Source != api.SourceApply && req.Source != api.SourceSpec {
+		return resp, quota.NewError(quota.CodeBadRequest, "source %.40q is neither apply nor spec", req.Source)
+	}
+	if req.Source == api.SourceSpec && req.Force {
+		return resp, quota.NewError(quota.CodeBadRequest, "only an administrator may force: an annotation ends nobody")
+	}
 	d.mu.Lock()
 	deadline, err := d.resizeDeadline(req.DeadlineMillis)
 	d.mu.Unlock()
@@ -32,7 +45,7 @@ func (d *Daemon) Apply(ctx context.Context, req api.ApplyRequest) (api.ApplyResp
 	var all [][]startedResize
 	for _, pod := range req.Pods {
 		d.mu.Lock()
-		started, notices, err := d.beginApply(pod, order{"apply", deadline, req.Force})
+		started, notices, err := d.beginApply(pod, order{req.Source, deadline, req.Force})
 		d.mu.Unlock()
 		applied := api.AppliedPod{Namespace: pod.Namespace, Name: pod.Name, Notices: notices}
 		if err != nil {
@@ -60,14 +73,28 @@ func (d *Daemon) beginApply(pod api.ApplyPod, req order) ([]startedResize, []str
 		return nil, nil, err
 	}
 	pol := d.cfg.Policy.For(p.Ref.Namespace)
+	mark := ""
+	if req.source == api.SourceSpec {
+		if pod.UID == "" {
+			return nil, nil, quota.NewError(quota.CodeBadRequest, "pod %.100s/%.100s has no uid in the request", pod.Namespace, pod.Name)
+		}
+		if !pol.Accept[p.Engine].ResizeByAnnotation {
+			return nil, nil, quota.NewError(quota.CodeNotAccepted, "this node's policy does not let annotations of %s change limits of containers that run", p.Engine).
+				WithHint("start the pod again, use `gpufence set`, or set resize-by-annotation = true in [accept.%s]", p.Engine)
+		}
+		pod.Annotations = withoutStatus(pod.Annotations)
+		mark = specMark(pod.Annotations)
+	}
 	var changes []change
 	var notices []string
+	var follow []*registry.Container
 	for _, c := range p.Containers {
-		if c.State != registry.Running {
+		if c.State != registry.Running || mark != "" && c.Spec == mark && p.Spec == mark {
 			continue
 		}
+		follow = append(follow, c)
 		parsed, notes, err := quota.Parse(quota.Subject{
-			Engine: c.Key.Engine, Namespace: p.Ref.Namespace, Pod: p.Ref.Name, Container: c.Name, Annotations: pod.Annotations, HasGPU: true,
+			Engine: c.Key.Engine, Namespace: p.Ref.Namespace, Pod: p.Ref.Name, Container: c.Name, Annotations: pod.Annotations, Env: c.Env, HasGPU: true,
 		}, pol)
 		if err != nil {
 			return nil, nil, err
@@ -103,11 +130,27 @@ func (d *Daemon) beginApply(pod api.ApplyPod, req order) ([]startedResize, []str
 			}
 		}
 	}
+	if mark != "" {
+		// Whoever has followed these already keeps what was set since.
+		changes = slices.DeleteFunc(changes, func(ch change) bool {
+			if ch.level.Pod != "" {
+				return p.Spec == mark
+			}
+			c := d.reg.ByID(ch.level.Container)
+			return c != nil && c.Spec == mark
+		})
+		if len(follow) == 0 {
+			return d.inProgress(p), notices, nil
+		}
+	}
 	if len(changes) == 0 {
-		return nil, notices, nil
+		return nil, notices, d.followed(p, follow, mark)
 	}
 	started, err := d.begin(p, changes, req)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := d.followed(p, follow, mark); err != nil {
 		return nil, nil, err
 	}
 	return started, append(notices, "a container of the pod that is started again goes back to the annotations that its sandbox was made with"), nil
@@ -167,4 +210,55 @@ func (d *Daemon) findPod(pod api.ApplyPod) (*registry.Pod, error) {
 	}
 	return nil, quota.NewError(quota.CodeAmbiguousName, "%d sandboxes of pod %.100s/%.100s run on this node", len(found), pod.Namespace, pod.Name).
 		WithHint("put the pod's uid into the manifest")
+}
+
+// specMark is the same for the same annotations, of those that may say something of limits.
+func specMark(annotations map[string]string) string {
+	h := sha256.New()
+	for _, k := range slices.Sorted(maps.Keys(annotations)) {
+		if quota.Ours(k) {
+			fmt.Fprintf(h, "%d %s %d %s\n", len(k), k, len(annotations[k]), annotations[k])
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// withoutStatus leaves out what gpufence writes into pods itself.
+func withoutStatus(annotations map[string]string) map[string]string {
+	out := map[string]string{}
+	for k, v := range annotations {
+		if !quota.IsStatus(k) {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// followed remembers which annotations hold. If that cannot be saved they are followed again, which
+// changes nothing unless somebody sets a limit meanwhile. The caller holds mu.
+func (d *Daemon) followed(p *registry.Pod, containers []*registry.Container, mark string) error {
+	if mark == "" {
+		return nil
+	}
+	p.Spec = mark
+	for _, c := range containers {
+		c.Spec = mark
+	}
+	if err := d.save(p); err != nil {
+		return stateError(err)
+	}
+	return nil
+}
+
+// inProgress are a pod's changes that have not ended, to be followed.
+func (d *Daemon) inProgress(p *registry.Pod) []startedResize {
+	var out []startedResize
+	for _, uuid := range p.GPUs {
+		for _, r := range p.Resizes[uuid] {
+			if r.State == policy.ResizePending {
+				out = append(out, startedResize{p.Name, uuid, r.Level, r.Old, r.Desired, r.Started})
+			}
+		}
+	}
+	return out
 }

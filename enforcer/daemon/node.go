@@ -518,6 +518,8 @@ func (d *Daemon) Node(ctx context.Context) (api.Node, error) {
 	if d.cfg.Policy.Mode == quota.ModeEnforce && n.Switch.Position == api.SwitchRunning {
 		n.Level = string(fence.Level(d.fences, all))
 	}
+	n.Reasons = d.notReady()
+	n.Ready = len(n.Reasons) == 0
 	return n, nil
 }
 

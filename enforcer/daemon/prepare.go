@@ -406,6 +406,14 @@ func (d *Daemon) podLimitsWith(p *registry.Pod, grant quota.Grant, uuid string) 
 	return asked
 }
 
+// asksOtherwise says whether a container comes with other pod limits than the others came with.
+func (d *Daemon) asksOtherwise(p *registry.Pod, grant quota.Grant) bool {
+	return slices.ContainsFunc(grant.GPUs, func(g quota.GPU) bool {
+		asked, given := grant.Pod[g.UUID]
+		return given && asked != p.Asked[g.UUID]
+	})
+}
+
 // admit asks whether a pod may be promised want bytes in all on a GPU.
 func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quota.Policy, want uint64) (transient bool, err error) {
 	g := d.gpus[uuid]
@@ -526,12 +534,16 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 	c := &registry.Container{
 		Key: req.Key, Name: req.ContainerName, State: registry.Prepared, Held: true,
 		Grant: grant, Generation: 1, Fingerprint: mark, ShimAbsent: absent, TerminationLog: req.TerminationLog,
+		Env: quota.OurEnv(req.Env), Spec: specMark(req.Annotations),
 		PreparedAt: d.now(), Answer: api.PrepareResponse{CDIDevices: devices, Notices: notices},
 	}
 	d.reg.Add(p, c)
 	undo := func(err error) (*registry.Container, error) {
 		d.remove(c)
 		return nil, err
+	}
+	if fresh || d.asksOtherwise(p, grant) {
+		p.Spec = c.Spec
 	}
 	if p.Asked == nil {
 		p.Asked, p.Limits = map[string]quota.Limits{}, map[string]quota.Limits{}

@@ -225,7 +225,7 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 	d.publish(c.Pod())
 	d.writeFiles(c.Pod(), true)
 	resp := d.registered(c, notices)
-	d.event(about(c, api.Event{Type: "registered", GPU: firstGPU(c), Message: fmt.Sprintf("%s runs with level %s: %s", c.Display(), level, describe(c)),
+	d.event(about(c, api.Event{Type: "registered", GPU: firstGPU(c), Level: level, Message: fmt.Sprintf("%s runs with level %s: %s", c.Display(), level, describe(c)),
 		Numbers: map[string]uint64{"pid": uint64(c.PID)}}))
 	d.notify()
 	d.poke()

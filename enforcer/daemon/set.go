@@ -99,7 +99,7 @@ type change struct {
 
 // order is how changes are to be made.
 type order struct {
-	source   string // set, apply
+	source   string // set, apply, spec
 	deadline time.Duration
 	force    bool
 }
@@ -363,6 +363,7 @@ func (d *Daemon) giveUp(p *registry.Pod, why string) {
 			State: policy.ResizeFailed, Why: why, Started: now,
 		}
 		d.keepResize(p, pl.GPU, r)
+		notFollowed(p, pl.Level)
 		if c == nil {
 			c = d.onePod(p, pl.GPU)
 		}
@@ -567,6 +568,9 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 		}
 		d.setLimits(p, uuid, r.Level, withMax(old, r.Desired, most, d.cfg.Policy.For(p.Ref.Namespace).Overcommit))
 	}
+	if r.State == policy.ResizeFailed {
+		notFollowed(p, r.Level)
+	}
 	if err := d.save(p); err != nil {
 		d.once("state", err)
 	}
@@ -575,6 +579,21 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 	}
 	if err := d.advance(p, r.State == policy.ResizeFailed); err != nil {
 		d.once("state", err)
+	}
+}
+
+// notFollowed forgets that a level follows annotations whose change has failed, so that they may be
+// sent again. What somebody else has set does not count as failed by them.
+func notFollowed(p *registry.Pod, level policy.Level) {
+	for _, c := range p.Containers {
+		if c.ChangedBy != api.SourceSpec {
+			continue
+		}
+		if level.Pod != "" {
+			p.Spec = ""
+		} else if level.Container == c.ID() {
+			c.Spec = ""
+		}
 	}
 }
 

@@ -66,6 +66,12 @@ func Ours(annotation string) bool {
 	return strings.HasPrefix(annotation, Domain) || isContainerAlias(annotation)
 }
 
+// IsStatus says whether an annotation is one that gpufence writes and a user may not.
+func IsStatus(annotation string) bool {
+	key, ok := strings.CutPrefix(annotation, Domain)
+	return ok && (key == statusPrefix || strings.HasPrefix(key, statusPrefix+"."))
+}
+
 func isContainerAlias(annotation string) bool {
 	return strings.HasPrefix(annotation, aliasPrefix) &&
 		(strings.HasSuffix(annotation, aliasLimit) || strings.HasSuffix(annotation, aliasRequest))

@@ -88,7 +88,8 @@ type Accept struct {
 	Env         bool // GPUFENCE_MEMORY_*, and the aliases in the environment
 	EnvMayRaise bool // the environment may exceed the node's default
 	GPU         bool // the gpu key
-	// ResizeByAnnotation: a changed annotation changes a running container. Not built yet.
+	// ResizeByAnnotation: a changed annotation of a running pod changes its limits, without
+	// anybody on the node asking for it.
 	ResizeByAnnotation bool
 }
 

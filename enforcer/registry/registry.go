@@ -94,12 +94,16 @@ type Container struct {
 	// was made, Pod.Limits is what it has.
 	Grant      quota.Grant `json:"grant"`
 	Generation uint64      `json:"generation"` // of the limits page
-	// ChangedBy is what changed its limits last (set, apply), ChangedAt when; empty while they
+	// ChangedBy is what changed its limits last (set, apply, spec), ChangedAt when; empty while they
 	// are those that it started with.
 	ChangedBy string    `json:"changed_by,omitempty"`
 	ChangedAt time.Time `json:"changed_at,omitzero"`
 	// Fingerprint of the request that it was prepared for.
 	Fingerprint string `json:"fingerprint"`
+	// Env are the variables of its environment that may say something of its limits.
+	Env []string `json:"env,omitempty"`
+	// Spec marks the annotations that the container has followed last.
+	Spec string `json:"spec,omitempty"`
 	// Answer is what prepare said, without the grant, to say it again.
 	Answer         api.PrepareResponse `json:"answer"`
 	ShimAbsent     string              `json:"shim_absent,omitempty"`
@@ -190,6 +194,8 @@ type Pod struct {
 	// Asked are the pod-level limits as its containers came with; Limits what holds now.
 	Asked  map[string]quota.Limits `json:"asked,omitempty"`
 	Limits map[string]quota.Limits `json:"limits,omitempty"`
+	// Spec marks the annotations that the pod's own limits have followed last.
+	Spec string `json:"spec,omitempty"`
 	// ContextBytes is the largest context seen in this pod, by GPU.
 	ContextBytes map[string]uint64       `json:"context_bytes,omitempty"`
 	Counters     map[string]*PodCounters `json:"counters,omitempty"` // by GPU UUID
