@@ -41,11 +41,11 @@ int device_gpu(CUdevice device)
 	return gpu;
 }
 
-int device_location(const CUmemLocation *location)
+CUdevice device_of_location(CUmemLocation location)
 {
-	if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-		return device_gpu(location->id);
-	return location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? device_gpu(location->id & 0xff) : -1;
+	if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		return location.id;
+	return location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? location.id & 0xff : -1;
 }
 
 int device_current(uint64_t *owner)

@@ -15,9 +15,8 @@
 /* The entry of a CUDA device, or -1. */
 int device_gpu(CUdevice device);
 
-/* The entry of the GPU that memory lies on by a call's own word, or -1: on the host, or nowhere in
- * particular. */
-int device_location(const CUmemLocation *location);
+/* The device that memory lies on by a call's own word, or -1: on the host, or nowhere in particular. */
+CUdevice device_of_location(CUmemLocation location);
 
 /* The entry of the calling thread's current device, or -1; *owner: what its context's blocks
  * are tracked under. */

@@ -2,6 +2,7 @@
 #include "graph_plan.h"
 
 #include "charge.h"
+#include "device.h"
 #include "pages.h"
 #include "real.h"
 
@@ -39,9 +40,11 @@ static void allocates(struct reading *r, CUgraphNode node)
 	fn_cuGraphMemAllocNodeGetParams *get = REAL(cuGraphMemAllocNodeGetParams);
 	CUDA_MEM_ALLOC_NODE_PARAMS p = { .bytesize = 0 };
 	struct block *best = NULL;
+	CUdevice device;
 	unsigned on;
-	if (get == NULL || get(node, &p) != CUDA_SUCCESS || p.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-	    !device_of(r->plan, p.poolProps.location.id, &on))
+	/* The host's memory is no GPU's. */
+	if (get == NULL || get(node, &p) != CUDA_SUCCESS || (device = device_of_location(p.poolProps.location)) < 0 ||
+	    !device_of(r->plan, device, &on))
 		return;
 	uint64_t bytes = (p.bytesize + CHARGE_BLOCK_BYTES - 1) / CHARGE_BLOCK_BYTES * CHARGE_BLOCK_BYTES;
 	for (unsigned i = 0; i < r->count; i++) {

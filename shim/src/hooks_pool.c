@@ -160,9 +160,9 @@ CUresult hook_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 		return result;
 	/* Managed memory without a place is counted where it was made. */
 	fn_cuCtxGetDevice *current = REAL(cuCtxGetDevice);
-	if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE && (current == NULL || current(&device) != CUDA_SUCCESS))
+	if (device_of_location(props->location) < 0 && (current == NULL || current(&device) != CUDA_SUCCESS))
 		device = 0;
-	kept_place(props->allocType, props->location.type, props->location.id, &device, &counter);
+	kept_place(props->allocType, props->location, &device, &counter);
 	kept_pool_new(*pool, device, counter);
 	return result;
 }

@@ -18,7 +18,7 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, co
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (handle == NULL || prop == NULL)
 		return real(handle, bytes, prop, flags);
-	int gpu = device_location(&prop->location);
+	int gpu = device_gpu(device_of_location(prop->location));
 	enum account_counter counter = prop->type == CU_MEM_ALLOCATION_TYPE_MANAGED ? ACCOUNT_MANAGED : ACCOUNT_DEVICE;
 	if (!charge_begin_on(&c, "cuMemCreate", gpu, counter, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -217,12 +217,13 @@ static void identify(CUmemoryPool pool, CUdevice *device, enum account_counter *
 {
 	fn_cuMemPoolGetAttribute *get = REAL(cuMemPoolGetAttribute);
 	fn_cuDeviceGetDefaultMemPool *get_default = REAL(cuDeviceGetDefaultMemPool);
-	int type = 0, id = 0, where = 0;
+	CUmemLocation where = { 0, 0 };
+	int type = 0;
 	*counter = ACCOUNT_DEVICE;
 	if (get != NULL && get(pool, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) == CUDA_SUCCESS &&
-	    get(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE, &where) == CUDA_SUCCESS &&
-	    get(pool, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS) {
-		kept_place(type, where, id, device, counter);
+	    get(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE, &where.type) == CUDA_SUCCESS &&
+	    get(pool, CU_MEMPOOL_ATTR_LOCATION_ID, &where.id) == CUDA_SUCCESS) {
+		kept_place(type, where, device, counter);
 		return;
 	}
 	/* Before CUDA 13 what was not made is a device's default pool. */
@@ -237,13 +238,12 @@ static void identify(CUmemoryPool pool, CUdevice *device, enum account_counter *
 	}
 }
 
-void kept_place(int type, int where, int id, CUdevice *device, enum account_counter *counter)
+void kept_place(int type, CUmemLocation where, CUdevice *device, enum account_counter *counter)
 {
+	CUdevice its = device_of_location(where);
 	*counter = type == CU_MEM_ALLOCATION_TYPE_MANAGED ? ACCOUNT_MANAGED : ACCOUNT_DEVICE;
-	if (where == CU_MEM_LOCATION_TYPE_DEVICE)
-		*device = id;
-	else if (*counter == ACCOUNT_DEVICE)
-		*device = -1; /* the host's */
+	if (its >= 0 || *counter == ACCOUNT_DEVICE)
+		*device = its; /* -1: the host's */
 }
 
 struct kept *kept_pool(CUmemoryPool pool, CUdevice device)

@@ -33,8 +33,9 @@ struct kept *kept_pool(CUmemoryPool pool, CUdevice device);
 struct kept *kept_known(CUmemoryPool pool);
 /* A pool that was just made; -1: of no GPU's memory. */
 void kept_pool_new(CUmemoryPool pool, CUdevice device, enum account_counter counter);
-/* Reads the kind and location of memory: *device stays where the location is none. */
-void kept_place(int type, int where, int id, CUdevice *device, enum account_counter *counter);
+/* Reads the kind and location of memory: -1 where it is the host's; *device stays for managed memory
+ * that is to be anywhere but on a device, since it may come there. */
+void kept_place(int type, CUmemLocation where, CUdevice *device, enum account_counter *counter);
 /* The memory that a device keeps for graphs. */
 struct kept *kept_graph(CUdevice device);
 

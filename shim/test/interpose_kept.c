@@ -222,10 +222,28 @@ static void part_pool_where(void)
 	CHECK_INT(CALL(cuMemFreeAsync, p, NULL), 0);
 	CHECK_INT(CALL(cuMemPoolTrimTo, managed, 0), 0);
 	CHECK_U64(taken(), 0);
-	host = new_pool(1, 2, 0);
-	CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, GIB, host, NULL), 0);
-	CHECK_U64(taken(), 0);
+	for (int type = CU_MEM_LOCATION_TYPE_HOST; type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT; type++) {
+		host = new_pool(1, type, 1);
+		CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, 2 * LIMIT, host, NULL), 0);
+		CHECK_U64(taken(), 0);
+		CHECK_U64(charged(1), 0);
+		CHECK_INT(CALL(cuMemFreeAsync, p, NULL), 0);
+		/* Managed, and to be there: it may come. */
+		managed = new_pool(CU_MEM_ALLOCATION_TYPE_MANAGED, type, 1);
+		CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, MIB, managed, NULL), 0);
+		CHECK_U64(taken(), STEP);
+		CHECK_U64(charged(1), 0);
+		CHECK_INT(CALL(cuMemFreeAsync, p, NULL), 0);
+		CHECK_INT(CALL(cuMemPoolTrimTo, managed, 0), 0);
+		CHECK_U64(taken(), 0);
+	}
+	/* A part of a GPU is the GPU's. */
+	other = new_pool(1, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, 3 << 8 | 1);
+	CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, MIB, other, NULL), 0);
+	CHECK_U64(charged(1), STEP);
 	CHECK_INT(CALL(cuMemFreeAsync, p, NULL), 0);
+	CHECK_INT(CALL(cuMemPoolDestroy, other), 0);
+	CHECK_U64(charged(1), 0);
 	/* Another process's: charged there. */
 	CHECK_INT(CALL(cuMemPoolImportFromShareableHandle, &imported, &p, 1, 0), 0);
 	CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, MIB, imported, NULL), CUDA_ERROR_INVALID_VALUE);
@@ -502,6 +520,19 @@ static void part_graph(void)
 	CHECK_INT(CALL(cuDeviceGraphMemTrim, 0), 0);
 	CHECK_INT(CALL(cuDeviceGraphMemTrim, 1), 0);
 	same();
+	/* The host's memory is no GPU's; a part of a GPU is the GPU's. */
+	g = graph();
+	for (int type = CU_MEM_LOCATION_TYPE_HOST; type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT; type++)
+		FAKE(cuda, fake_graph_alloc_at, CUdeviceptr, CUgraph, int, int, uint64_t)(g, type, 1, 2 * LIMIT);
+	FAKE(cuda, fake_graph_alloc_at, CUdeviceptr, CUgraph, int, int, uint64_t)(g, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, 3 << 8 | 1, 3 * MIB);
+	CHECK_INT(CALL(cuGraphLaunch, instance(g), NULL), 0);
+	CHECK_U64(taken(), 0);
+	CHECK_U64(charged(1), 4 * MIB);
+	same();
+	CHECK_INT(CALL(cuDeviceGraphMemTrim, 1), 0);
+	CHECK_U64(charged(1), 0);
+	g = graph();
+	graph_alloc(g, 0, GIB);
 	/* One that allocates nothing is left alone. */
 	other = instance(graph());
 	unsigned long asked = calls("cuDeviceGetGraphMemAttribute");

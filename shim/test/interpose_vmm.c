@@ -42,7 +42,7 @@ static CUmemGenericAllocationHandle create(int device, size_t bytes)
 static void part_create(void)
 {
 	CUmemGenericAllocationHandle handle = 99, a, b;
-	CUmemAllocationProp first = on(CU_MEM_LOCATION_TYPE_DEVICE, 0), host = on(2, 0), numa = on(3, 1), none = on(CU_MEM_LOCATION_TYPE_DEVICE, 7);
+	CUmemAllocationProp first = on(CU_MEM_LOCATION_TYPE_DEVICE, 0), none = on(CU_MEM_LOCATION_TYPE_DEVICE, 7);
 	start();
 	a = create(0, 2 * GIB);
 	CHECK_U64(charged(0), 2 * GIB);
@@ -64,11 +64,13 @@ static void part_create(void)
 	CHECK_INT(CALL(cuMemCreate, &handle, BLOCK, &first, 0), ANY_ERROR);
 	CHECK_U64(handle, 99);
 	same();
-	/* The host's memory is no GPU's. */
-	CHECK_INT(CALL(cuMemCreate, &handle, 64 * GIB, &host, 0), 0);
-	CHECK_INT(CALL(cuMemRelease, handle), 0);
-	CHECK_INT(CALL(cuMemCreate, &handle, 64 * GIB, &numa, 0), 0);
-	CHECK_INT(CALL(cuMemRelease, handle), 0);
+	/* The host's memory is no GPU's: whichever node of it, and none in particular. */
+	for (int type = CU_MEM_LOCATION_TYPE_HOST; type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT; type++) {
+		CUmemAllocationProp host = on(type, type == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+		CHECK_INT(CALL(cuMemCreate, &handle, 64 * GIB, &host, 0), 0);
+		same();
+		CHECK_INT(CALL(cuMemRelease, handle), 0);
+	}
 	same();
 	CHECK_INT(CALL(cuMemCreate, &handle, 2 * GIB, &first, 0), 0);
 	same();

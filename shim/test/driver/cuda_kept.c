@@ -16,7 +16,11 @@
 #define CHUNK_SHIFT 34 /* addresses of each */
 #define NODES 16
 #define MANAGED(pool) ((pool)->props.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
-#define ON_HOST(pool) ((pool)->props.location.type != CU_MEM_LOCATION_TYPE_DEVICE && !MANAGED(pool))
+/* The device of a location; -1: the host, or none. */
+#define PLACE(where)                                                                             \
+	((where).type == CU_MEM_LOCATION_TYPE_DEVICE                      ? (where).id :         \
+	 (where).type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? (where).id & 0xff : -1)
+#define ON_HOST(pool) (PLACE((pool)->props.location) < 0 && !MANAGED(pool))
 
 struct CUmemPoolHandle_st {
 	CUmemPoolProps props;
@@ -375,13 +379,17 @@ static struct CUgraphNode_st *node_of(CUgraph graph, int type, CUgraphNode *out)
 }
 
 API CUgraph fake_graph(void) { return calloc(1, sizeof(struct CUgraph_st)); }
-API CUdeviceptr fake_graph_alloc(CUgraph graph, CUdevice device, uint64_t bytes)
+API CUdeviceptr fake_graph_alloc_at(CUgraph graph, int type, int id, uint64_t bytes)
 {
 	CUgraphNode node;
 	CUDA_MEM_ALLOC_NODE_PARAMS *p = &node_of(graph, CU_GRAPH_NODE_TYPE_MEM_ALLOC, &node)->alloc;
-	p->poolProps = (CUmemPoolProps){ .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, device } };
+	p->poolProps = (CUmemPoolProps){ .allocType = 1, .location = { type, id } };
 	p->bytesize = bytes;
 	return p->dptr = next_pointer += UINT64_C(1) << 32;
+}
+API CUdeviceptr fake_graph_alloc(CUgraph graph, CUdevice device, uint64_t bytes)
+{
+	return fake_graph_alloc_at(graph, CU_MEM_LOCATION_TYPE_DEVICE, device, bytes);
 }
 API void fake_graph_free(CUgraph graph, CUdeviceptr pointer)
 {
@@ -436,10 +444,10 @@ static void needs(CUgraph graph, int64_t now[DEVICES], uint64_t most[DEVICES])
 		if (n->child != NULL)
 			needs(n->child, now, most);
 		for (size_t k = 0; n->freed != 0 && k < i; k++)
-			if (graph->nodes[k].alloc.dptr == n->freed)
-				now[graph->nodes[k].alloc.poolProps.location.id] -= (int64_t)whole(graph->nodes[k].alloc.bytesize);
-		if (n->alloc.bytesize != 0) {
-			CUdevice d = n->alloc.poolProps.location.id;
+			if (graph->nodes[k].alloc.dptr == n->freed && PLACE(graph->nodes[k].alloc.poolProps.location) >= 0)
+				now[PLACE(graph->nodes[k].alloc.poolProps.location)] -= (int64_t)whole(graph->nodes[k].alloc.bytesize);
+		CUdevice d = PLACE(n->alloc.poolProps.location);
+		if (n->alloc.bytesize != 0 && d >= 0) {
 			now[d] += (int64_t)whole(n->alloc.bytesize);
 			if ((uint64_t)now[d] > most[d])
 				most[d] = (uint64_t)now[d];

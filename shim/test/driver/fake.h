@@ -57,6 +57,7 @@ void fake_before_13(int on);
 /* A graph, and nodes in it. */
 CUgraph fake_graph(void);
 CUdeviceptr fake_graph_alloc(CUgraph graph, CUdevice device, uint64_t bytes);
+CUdeviceptr fake_graph_alloc_at(CUgraph graph, int type, int id, uint64_t bytes); /* a location */
 void fake_graph_free(CUgraph graph, CUdeviceptr pointer);
 void fake_graph_child(CUgraph graph, CUgraph child);
 /* cuGetProcAddress answers with addresses that dlsym does not know. */
