@@ -239,6 +239,9 @@ func (w Wrapper) fence(ctx context.Context, cmd Command, c container, doc *docum
 	default:
 		return notices, quota.NewError(quota.CodeInternal, "the plan's action %q is unknown", request.Action)
 	}
+	if len(request.Claimed) > 0 && len(prepared.Grant.GPUs) == 0 {
+		notices = append(notices, plan.Unclaimed(request.Claimed))
+	}
 	edits, err := plan.Plan(c.input, request, prepared)
 	if err != nil {
 		return notices, err
@@ -264,9 +267,14 @@ func (w Wrapper) fence(ctx context.Context, cmd Command, c container, doc *docum
 // nothing depends on it.
 func (w Wrapper) prepare(ctx context.Context, c *container, r plan.Request, key api.ContainerKey, bundle string) (plan.Prepared, []string, error) {
 	enforce := r.Mode != quota.ModeObserve && r.Mode != quota.ModeWarn
+	// Without gpufenced a container that only claims a GPU has none, and starts.
+	mayGoOn := !enforce || len(r.Claimed) > 0 && r.NoGPU == nil
 	wait, limit := w.Settings.WaitSocket, w.Settings.WaitSocket+answerTime
-	if !enforce {
+	switch {
+	case !enforce:
 		wait, limit = 0, bestEffortTime
+	case mayGoOn:
+		wait = 0
 	}
 	if err := w.readImage(c); err != nil {
 		return plan.Prepared{}, nil, err
@@ -275,7 +283,7 @@ func (w Wrapper) prepare(ctx context.Context, c *container, r plan.Request, key 
 	defer cancel()
 	answer, err := api.NewClient(w.Settings.Socket, wait).Prepare(ctx, prepareRequest(c, r, key, bundle))
 	if err != nil {
-		if !enforce {
+		if !enforce || mayGoOn && errors.Is(err, api.ErrUnreachable) {
 			return plan.Prepared{}, []string{Sentence(err)}, nil
 		}
 		return plan.Prepared{}, nil, err
@@ -326,7 +334,7 @@ func prepareRequest(c *container, r plan.Request, key api.ContainerKey, bundle s
 		Key:       key, Pod: c.pod, ContainerName: c.name, Bundle: bundle,
 		Annotations:    ours,
 		Env:            quota.OurEnv(c.input.Env),
-		Devices:        api.DeviceRequest{Selectors: r.Selectors, Present: r.Present},
+		Devices:        api.DeviceRequest{Selectors: r.Selectors, Present: r.Present, Claimed: r.Claimed},
 		ImagePreload:   c.input.ImagePreload,
 		ShimDir:        c.shimDir,
 		TerminationLog: c.terminationLog,

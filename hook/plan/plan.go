@@ -9,6 +9,7 @@
 package plan
 
 import (
+	"errors"
 	"path"
 	"slices"
 	"strings"
@@ -23,6 +24,10 @@ const (
 
 	createRuntime = "createRuntime"
 	poststop      = "poststop"
+
+	// KindGPU is what gpufenced calls the GPUs in specifications that it generates. The kind is our
+	// own, so that no file of ours can make a name of somebody else's ambiguous.
+	KindGPU = "gpufence.dev/gpu"
 
 	// void keeps a low-level nvidia-container-runtime from adding anything.
 	visible     = "NVIDIA_VISIBLE_DEVICES"
@@ -41,10 +46,27 @@ func Ask(in Input, p quota.Policy) (Request, error) {
 	}
 
 	enforce := p.Mode == quota.ModeEnforce
-	parsed, notices, err := quota.Parse(quota.Subject{
+	subject := quota.Subject{
 		Engine: in.Engine, Namespace: in.Namespace, Pod: in.Pod, Container: in.Container,
 		Annotations: in.Annotations, Env: in.Env, HasGPU: len(found.selectors) > 0,
-	}, p)
+	}
+	parsed, notices, err := quota.Parse(subject, p)
+	if len(found.claimed) > 0 {
+		// Only the kubelet knows. What is wrong in either case is wrong now.
+		r.Claimed, r.NoGPU = found.claimed, err
+		subject.HasGPU = true
+		given, more, errGiven := quota.Parse(subject, p)
+		switch {
+		case errGiven == nil:
+			parsed, notices, err = given, more, nil
+		case err == nil && errors.Is(errGiven, quota.CodeNoLimit):
+		default:
+			err = errGiven
+		}
+		if len(parsed.Selectors()) > 0 {
+			r.Claimed, r.NoGPU = nil, nil // the key says it
+		}
+	}
 	for _, n := range notices {
 		r.Notices = append(r.Notices, string(n))
 	}
@@ -64,7 +86,7 @@ func Ask(in Input, p quota.Policy) (Request, error) {
 		}
 	}
 	switch {
-	case len(r.Selectors) > 0:
+	case len(r.Selectors) > 0 || len(r.Claimed) > 0:
 		r.Action = ActionPrepare
 	case enforce:
 		r.Action = ActionAlone
@@ -73,14 +95,14 @@ func Ask(in Input, p quota.Policy) (Request, error) {
 		r.Action = ActionSkip // nothing is edited, and there is nothing to count
 		return r, nil
 	}
-	if !in.Privileged || !parsed.Limited() {
-		return r, nil // without a limit there is no fence that it could switch off
+	if !in.Privileged || !parsed.Limited() || len(r.Claimed) > 0 {
+		return r, nil // without a limit there is no fence that it could switch off; with a claim gpufenced decides
 	}
-	err = quota.NewError(quota.CodePrivileged, "%s is privileged (CAP_SYS_ADMIN, CAP_BPF or the host's pid namespace) and could switch its fences off", subject(in)).
+	err = quota.NewError(quota.CodePrivileged, "%s is privileged (CAP_SYS_ADMIN, CAP_BPF or the host's pid namespace) and could switch its fences off", called(in)).
 		WithHint("drop these, or set %s = \"report\" in [privileged] of this node's policy", in.Engine)
 	switch {
 	case !p.PrivilegedRefuse[in.Engine]:
-		r.Notices = append(r.Notices, subject(in)+" is privileged and could switch its fences off")
+		r.Notices = append(r.Notices, called(in)+" is privileged and could switch its fences off")
 	case enforce:
 		return Request{}, err
 	default:
@@ -89,7 +111,7 @@ func Ask(in Input, p quota.Policy) (Request, error) {
 	return r, nil
 }
 
-func subject(in Input) string {
+func called(in Input) string {
 	if in.Container == "" {
 		return "the container"
 	}
@@ -103,6 +125,7 @@ func wouldRefuse(err error, mode quota.Mode) string {
 // found is what a spec says about GPUs.
 type found struct {
 	selectors []string
+	claimed   []string // ids that count only if the kubelet gave them
 	present   bool
 	by        string // who chose
 	traces    bool   // anything of NVIDIA's, even if it gives no GPU
@@ -117,12 +140,11 @@ func detect(in Input) found {
 		f.selectors, f.present, f.by = nodes, true, "the spec"
 		return f
 	}
-	for _, n := range in.CDINames {
-		if isGPUKind(n) && !slices.Contains(f.selectors, n) {
-			f.selectors = append(f.selectors, n)
-		}
+	if f.selectors = gpuNames(in.Injected); len(f.selectors) > 0 {
+		f.present, f.by = true, "CDI"
+		return f
 	}
-	if len(f.selectors) > 0 {
+	if f.selectors = gpuNames(in.CDINames); len(f.selectors) > 0 {
 		f.by = "CDI"
 		return f
 	}
@@ -136,8 +158,12 @@ func detect(in Input) found {
 		return f
 	}
 	if in.Engine.Kubernetes() && slices.ContainsFunc(ids, func(id string) bool { return !isUUID(id) }) {
-		// Every CUDA image says `all`: that is no request.
-		f.notices = append(f.notices, visible+"="+quota.Quote(value)+" gives no GPU under Kubernetes, where only UUIDs count")
+		// Every CUDA image says `all`: that alone is no request. A device plugin may mean it.
+		if in.Sandbox {
+			f.notices = append(f.notices, Unclaimed(ids))
+		} else {
+			f.claimed = ids
+		}
 		return f
 	}
 	f.selectors, f.by = ids, visible
@@ -177,6 +203,27 @@ func isNode(p string) bool {
 
 func isNumber(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
+// gpuNames are the CDI names that are of GPUs, each once, in their order.
+func gpuNames(names []string) []string {
+	var out []string
+	for _, n := range names {
+		if n = withoutReplica(n); isGPUKind(n) && !slices.Contains(out, n) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// withoutReplica takes off what NVIDIA's device plugin appends to a GPU that it hands out several
+// times: GPU-x::3 is GPU-x.
+func withoutReplica(id string) string {
+	gpu, number, ok := strings.Cut(id, "::")
+	if !ok || gpu == "" || !isNumber(number) {
+		return id
+	}
+	return gpu
+}
+
 // isGPUKind says whether a CDI name is of a GPU: nvidia.com/gpu=0, and what NVIDIA's toolkit,
 // MIG plugin and DRA driver call theirs.
 func isGPUKind(name string) bool {
@@ -186,7 +233,7 @@ func isGPUKind(name string) bool {
 	}
 	vendor, class, _ := strings.Cut(kind, "/")
 	switch {
-	case kind == "gpufence.dev/simgpu":
+	case kind == "gpufence.dev/simgpu", kind == KindGPU:
 		return true
 	case vendor != "nvidia.com" && !strings.HasSuffix(vendor, ".nvidia.com"):
 		return false
@@ -201,7 +248,7 @@ func volumeMounts(mounts []Mount) []string {
 	var out []string
 	for _, m := range mounts {
 		id, ok := strings.CutPrefix(path.Clean("/"+m.Destination), dir)
-		if ok && path.Clean(m.Source) == "/dev/null" && !strings.Contains(id, "/") && !slices.Contains(out, id) {
+		if id = withoutReplica(id); ok && path.Clean(m.Source) == "/dev/null" && !strings.Contains(id, "/") && !slices.Contains(out, id) {
 			out = append(out, id)
 		}
 	}
@@ -212,7 +259,7 @@ func volumeMounts(mounts []Mount) []string {
 func splitVisible(value string) []string {
 	var out []string
 	for id := range strings.SplitSeq(value, ",") {
-		id = strings.TrimSpace(id)
+		id = withoutReplica(strings.TrimSpace(id))
 		switch {
 		case id == "" || id == "void" || id == "none":
 		case !slices.Contains(out, id):
@@ -253,10 +300,13 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	case ActionSkip:
 		return Edits{}, nil
 	case ActionAlone:
-		return Edits{SetEnv: []string{visibleVoid}, UnsetEnv: quota.EnvNames(), DenyDevices: true}, nil
+		return alone(), nil
 	case ActionPrepare:
 	default:
 		return Edits{}, quota.NewError(quota.CodeInternal, "no plan for the action %q", r.Action)
+	}
+	if len(r.Claimed) > 0 && len(prep.Grant.GPUs) == 0 {
+		return withoutGPU(r)
 	}
 	e := Edits{Hooks: hooks(in, enforce)}
 	if !enforce {
@@ -264,7 +314,7 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	}
 	if !r.Present {
 		if len(prep.CDIDevices) == 0 {
-			return Edits{}, quota.NewError(quota.CodeNoInjector, "%s asks for the GPUs %s, which nothing on this node can put into it", subject(in), quota.Quote(strings.Join(r.Selectors, ","))).
+			return Edits{}, quota.NewError(quota.CodeNoInjector, "%s asks for the GPUs %s, which nothing on this node can put into it", called(in), quota.Quote(strings.Join(r.Selectors, ","))).
 				WithHint("write a CDI specification (nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml)")
 		}
 		e.CDIDevices = slices.Clone(prep.CDIDevices)
@@ -273,6 +323,28 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	e.UnsetEnv = quota.EnvNames()
 	e.SetEnv = append([]string{visibleVoid}, r.Quota.KeepEnv(prep.Grant)...)
 	return e, nil
+}
+
+// alone is the plan of a container that has no GPU.
+func alone() Edits {
+	return Edits{SetEnv: []string{visibleVoid}, UnsetEnv: quota.EnvNames(), DenyDevices: true}
+}
+
+// withoutGPU is the plan of a container whose environment asks for GPUs that the kubelet did not
+// give it.
+func withoutGPU(r Request) (Edits, error) {
+	switch {
+	case r.Mode != quota.ModeEnforce:
+		return Edits{}, nil
+	case r.NoGPU != nil:
+		return Edits{}, r.NoGPU
+	}
+	return alone(), nil
+}
+
+// Unclaimed is the notice for a container whose environment asks for GPUs that nobody gave it.
+func Unclaimed(claimed []string) string {
+	return visible + "=" + quota.Quote(strings.Join(claimed, ",")) + " gives no GPU under Kubernetes, where only UUIDs count and what the kubelet lists for the container"
 }
 
 // hooks are ours at both ends of a container's life.

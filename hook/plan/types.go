@@ -21,6 +21,7 @@ type Input struct {
 	Mounts                    []Mount
 	Devices                   []string // paths of linux.devices
 	CDINames                  []string // from cdi.k8s.io/* annotations
+	Injected                  []string // CDI names that somebody else injects for certain
 	Privileged                bool     // CAP_SYS_ADMIN or CAP_BPF in the bounding set, or no pid namespace of its own
 
 	ImageLoader  Loader   // of the entry point, found by reading the root file system
@@ -64,7 +65,11 @@ type Request struct {
 	Quota     quota.Request // parsed keys; zero for ActionSkip
 	Selectors []string      // GPUs, as found
 	Present   bool          // their devices are in the spec already
-	Notices   []string      // one line each
+	// Claimed are what the environment names and what counts only if the kubelet gave the container
+	// devices, which gpufenced finds out; NoGPU is what is wrong if it did not.
+	Claimed []string
+	NoGPU   error
+	Notices []string // one line each
 	// Mode holds for this container's namespace. Unless it is enforce, gpufenced is told best
 	// effort (no waiting, no failing) and the plan edits nothing but hooks, which get
 	// [ArgBestEffort].
