@@ -5,6 +5,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -16,12 +17,13 @@ func Open(path string) Library {
 	if path != "" {
 		opts = append(opts, nvml.WithLibraryPath(path))
 	}
-	return &library{nvml: nvml.New(opts...), path: path}
+	return &library{nvml: nvml.New(opts...), path: path, calls: &calls{}}
 }
 
 type library struct {
-	nvml nvml.Interface
-	path string
+	nvml  nvml.Interface
+	path  string
+	calls *calls // nil: only the binding's are used
 }
 
 // check turns a return code into an error.
@@ -42,17 +44,30 @@ func check(call string, r nvml.Return) error {
 }
 
 func (l *library) Init() error {
+	path := l.path
+	if path == "" {
+		path = "libnvidia-ml.so.1"
+	}
 	if err := check("nvmlInit", l.nvml.Init()); err != nil {
-		path := l.path
-		if path == "" {
-			path = "libnvidia-ml.so.1"
-		}
 		return fmt.Errorf("load %s: %w", path, err)
+	}
+	if l.calls != nil {
+		l.calls.find(path)
 	}
 	return nil
 }
 
-func (l *library) Shutdown() error { return check("nvmlShutdown", l.nvml.Shutdown()) }
+// shutdownPatience is how long a call that is in progress is waited for.
+const shutdownPatience = 5 * time.Second
+
+func (l *library) Shutdown() error {
+	if l.calls != nil {
+		if err := l.calls.drop(shutdownPatience); err != nil {
+			return err
+		}
+	}
+	return check("nvmlShutdown", l.nvml.Shutdown())
+}
 
 func (l *library) Driver() (string, error) {
 	v, r := l.nvml.SystemGetDriverVersion()
@@ -86,13 +101,16 @@ func (l *library) Devices() ([]Device, error) {
 		if err == nil {
 			err = d.describe(i)
 		}
+		if err == nil && l.calls != nil {
+			d.asked = l.calls.device(d.info.UUID)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("list GPU %d: %w", i, err))
 			continue
 		}
 		out = append(out, d)
 		if d.info.MIG {
-			instances, err := d.instances()
+			instances, err := d.instances(l.calls)
 			out = append(out, instances...)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("list MIG instances of GPU %d: %w", i, err))
@@ -103,7 +121,7 @@ func (l *library) Devices() ([]Device, error) {
 }
 
 // instances are the MIG instances of a GPU in MIG mode. There may be none. Indices may have gaps.
-func (d *device) instances() ([]Device, error) {
+func (d *device) instances(c *calls) ([]Device, error) {
 	n, r := d.nvml.GetMaxMigDeviceCount()
 	if err := check("nvmlDeviceGetMaxMigDeviceCount", r); err != nil {
 		return nil, err
@@ -120,6 +138,9 @@ func (d *device) instances() ([]Device, error) {
 		if err == nil {
 			err = m.describeInstance(d.info, index, n)
 		}
+		if err == nil && c != nil {
+			m.asked = c.device(m.info.UUID)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("instance %d: %w", index, err))
 			continue
@@ -134,7 +155,8 @@ type device struct {
 	mps      bool
 	memoryV2 bool
 	info     Info
-	instance int // id of the GPU instance whose processes are meant; -1: all of them
+	instance int    // id of the GPU instance whose processes are meant; -1: all of them
+	asked    *asked // nil: by the binding only
 }
 
 func (d *device) Info() Info { return d.info }
@@ -225,13 +247,7 @@ func (d *device) Memory() (Memory, error) {
 		m, r := d.nvml.GetMemoryInfo_v2()
 		switch r {
 		case nvml.SUCCESS:
-			used := m.Used
-			// Some versions count the reserve as used, some do not; total = reserved + used +
-			// free tells which.
-			if m.Used >= m.Reserved && m.Total >= m.Free && m.Total-m.Free == m.Used {
-				used = m.Used - m.Reserved
-			}
-			return Memory{TotalBytes: m.Total, UsedBytes: used, FreeBytes: m.Free, ReservedBytes: m.Reserved}, nil
+			return memoryV2(m.Total, m.Reserved, m.Free, m.Used), nil
 		case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_ARGUMENT_VERSION_MISMATCH:
 		default:
 			return Memory{}, check("nvmlDeviceGetMemoryInfo_v2", r)
@@ -244,46 +260,70 @@ func (d *device) Memory() (Memory, error) {
 	return Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free}, nil
 }
 
-// Processes answers one list. A list that a GPU does not have (graphics on a compute-only board,
-// MPS on an old driver) is empty; the compute list is the one that must be there.
+// memoryV2 is what the second version of the call says.
+func memoryV2(total, reserved, free, used uint64) Memory {
+	// Some versions count the reserve as used, some do not; total = reserved + used + free tells
+	// which.
+	if used >= reserved && total >= free && total-free == used {
+		used -= reserved
+	}
+	return Memory{TotalBytes: total, UsedBytes: used, FreeBytes: free, ReservedBytes: reserved}
+}
+
+// listCalls name the calls in errors.
+var listCalls = map[List]string{
+	ListCompute:  "nvmlDeviceGetComputeRunningProcesses",
+	ListGraphics: "nvmlDeviceGetGraphicsRunningProcesses",
+	ListMPS:      "nvmlDeviceGetMPSComputeRunningProcesses",
+}
+
+// listMissing says whether a GPU does not have a list (graphics on a compute-only board, MPS on an
+// old driver): then it is empty. The compute list is the one that must be there.
+func listMissing(list List, r nvml.Return) bool {
+	return list != ListCompute && (r == nvml.ERROR_NOT_SUPPORTED || r == nvml.ERROR_FUNCTION_NOT_FOUND)
+}
+
+// Processes answers one list.
 func (d *device) Processes(list List) ([]Process, error) {
 	var rows []nvml.ProcessInfo
 	var r nvml.Return
-	var call string
 	switch list {
 	case ListCompute:
-		call = "nvmlDeviceGetComputeRunningProcesses"
 		rows, r = d.nvml.GetComputeRunningProcesses()
 	case ListGraphics:
-		call = "nvmlDeviceGetGraphicsRunningProcesses"
 		rows, r = d.nvml.GetGraphicsRunningProcesses()
 	case ListMPS:
 		if !d.mps {
 			return nil, nil
 		}
-		call = "nvmlDeviceGetMPSComputeRunningProcesses"
 		rows, r = d.nvml.GetMPSComputeRunningProcesses()
 	default:
 		return nil, fmt.Errorf("ask NVML for processes: no list %q", list)
 	}
-	if list != ListCompute && (r == nvml.ERROR_NOT_SUPPORTED || r == nvml.ERROR_FUNCTION_NOT_FOUND) {
+	if listMissing(list, r) {
 		return nil, nil
 	}
-	if err := check(call, r); err != nil {
+	if err := check(listCalls[list], r); err != nil {
 		return nil, err
 	}
 	out := make([]Process, 0, len(rows))
 	for _, row := range rows {
-		// A driver may answer an instance's handle with the whole GPU's list, and says then whose each
-		// row is.
-		if d.instance >= 0 && row.GpuInstanceId != noInstance && row.GpuInstanceId != uint32(d.instance) {
-			continue
+		if p, ours := d.process(row.Pid, row.UsedGpuMemory, row.GpuInstanceId); ours {
+			out = append(out, p)
 		}
-		p := Process{PID: int(row.Pid), Bytes: row.UsedGpuMemory, Known: row.UsedGpuMemory != notAvailable}
-		if !p.Known {
-			p.Bytes = 0
-		}
-		out = append(out, p)
 	}
 	return out, nil
+}
+
+// process is a row of a list. A driver may answer an instance's handle with the whole GPU's list,
+// and says then whose each row is.
+func (d *device) process(pid uint32, used uint64, instance uint32) (p Process, ours bool) {
+	if d.instance >= 0 && instance != noInstance && instance != uint32(d.instance) {
+		return Process{}, false
+	}
+	p = Process{PID: int(pid), Bytes: used, Known: used != notAvailable}
+	if !p.Known {
+		p.Bytes = 0
+	}
+	return p, true
 }

@@ -3,9 +3,9 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -71,26 +71,37 @@ func take(d Device) (s Sample) {
 		}
 	}()
 	// The process lists first: a limit is judged by them, and Began is theirs.
-	merged := map[int]Process{}
-	clients := map[int]bool{}
-	for _, list := range Lists {
-		rows, err := d.Processes(list)
-		if err != nil {
-			if s.Failed == nil {
-				s.Failed = map[List]error{}
-			}
-			s.Failed[list] = err
+	a := askAll(d)
+	rows := 0
+	for i, list := range Lists {
+		if a.Err[i] == nil {
+			rows += len(a.Rows[i])
 			continue
 		}
-		for _, row := range rows {
-			merge(merged, row)
-			if list == ListMPS && row.PID > 0 {
-				clients[row.PID] = true
+		if s.Failed == nil {
+			s.Failed = map[List]error{}
+		}
+		s.Failed[list] = a.Err[i]
+	}
+	s.Processes = make([]Process, 0, rows)
+	for i, list := range Lists {
+		if a.Err[i] != nil {
+			continue
+		}
+		for _, row := range a.Rows[i] {
+			// Another pid namespace's process has none here: its bytes show up as unattributed.
+			if row.PID <= 0 {
+				continue
+			}
+			s.Processes = append(s.Processes, row)
+			if list == ListMPS {
+				s.MPS = append(s.MPS, row.PID)
 			}
 		}
 	}
-	s.MPS = slices.Sorted(maps.Keys(clients))
-	s.Memory, s.MemoryErr = d.Memory()
+	slices.Sort(s.MPS)
+	s.MPS = slices.Compact(s.MPS)
+	s.Memory, s.MemoryErr = a.Memory, a.MemoryErr
 	if s.MemoryErr == nil {
 		if why := s.Memory.broken(); why != "" {
 			s.Memory, s.MemoryErr = Memory{}, fmt.Errorf("%s: %w", why, ErrNotAvailable)
@@ -105,36 +116,73 @@ func take(d Device) (s Sample) {
 	if capacity == 0 {
 		capacity = d.Info().TotalBytes
 	}
-	for _, pid := range slices.Sorted(maps.Keys(merged)) {
-		p := merged[pid]
-		if capacity != 0 && p.Bytes > capacity {
+	s.Processes = merge(s.Processes)
+	for i := range s.Processes {
+		if p := &s.Processes[i]; capacity != 0 && p.Bytes > capacity {
 			p.Bytes, p.Known = 0, false
 		}
-		s.Processes = append(s.Processes, p)
 	}
 	return s
 }
 
-// merge keeps one row a pid. A process with a compute and a graphics context is in both lists
-// with its whole size, so the greater counts, never the sum; one unknown makes it unknown.
-func merge(into map[int]Process, row Process) {
-	if row.PID <= 0 {
-		// Another pid namespace's process: its bytes show up as unattributed.
-		return
-	}
-	old, ok := into[row.PID]
-	switch {
-	case !ok:
+// merge keeps one row a pid, in place, by rising pid. A process with a compute and a graphics
+// context is in both lists with its whole size, so the greater counts, never the sum; one unknown
+// makes it unknown.
+func merge(rows []Process) []Process {
+	slices.SortFunc(rows, func(a, b Process) int { return cmp.Compare(a.PID, b.PID) })
+	out := rows[:0]
+	for _, row := range rows {
 		if !row.Known {
 			row.Bytes = 0
 		}
-		into[row.PID] = row
-	case !old.Known || !row.Known:
-		into[row.PID] = Process{PID: row.PID}
-	default:
-		old.Bytes = max(old.Bytes, row.Bytes)
-		into[row.PID] = old
+		n := len(out)
+		if n == 0 || out[n-1].PID != row.PID {
+			out = append(out, row)
+			continue
+		}
+		if old := &out[n-1]; !old.Known || !row.Known {
+			*old = Process{PID: row.PID}
+		} else {
+			old.Bytes = max(old.Bytes, row.Bytes)
+		}
 	}
+	return out
+}
+
+// Answer is everything that a sample asks a device for, the lists as [Lists] has them.
+type Answer struct {
+	Rows      [len(Lists)][]Process
+	Err       [len(Lists)]error
+	Memory    Memory
+	MemoryErr error
+}
+
+// failed is an answer in which nothing was answered.
+func (a Answer) failed(err error) Answer {
+	for i := range a.Err {
+		a.Err[i] = err
+	}
+	a.MemoryErr = err
+	return a
+}
+
+// answerer is a device that can be asked for everything at once.
+type answerer interface {
+	// Answer is not ok if it cannot, after all.
+	Answer() (a Answer, ok bool)
+}
+
+func askAll(d Device) (a Answer) {
+	if all, can := d.(answerer); can {
+		if a, ok := all.Answer(); ok {
+			return a
+		}
+	}
+	for i, list := range Lists {
+		a.Rows[i], a.Err[i] = d.Processes(list)
+	}
+	a.Memory, a.MemoryErr = d.Memory()
+	return a
 }
 
 // broken says why a device's account cannot be.

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+/*
+#cgo linux LDFLAGS: -ldl
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LISTS 3
+#define INSUFFICIENT_SIZE 7
+
+// The layouts are NVML's, of versions 2 and 3 of the calls.
+struct row { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; };
+struct memory { unsigned int version; unsigned long long total, reserved, free, used; };
+
+struct calls {
+	void *library;
+	int (*handle)(const char *, void **);
+	int (*list[LISTS])(void *, unsigned int *, struct row *);
+	int (*memory)(void *, struct memory *);
+};
+
+// What one device says. It is C's memory: a call that hangs goes on to own it.
+struct answer {
+	void *device;
+	int list_ret[LISTS];
+	unsigned int count[LISTS], room[LISTS];
+	struct row *rows[LISTS];
+	int memory_ret;
+	struct memory memory;
+};
+
+static const char *const list_names[LISTS][2] = {
+	{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"},
+	{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"},
+	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"},
+};
+
+// Finds the calls in a library that is loaded already. NULL: it is not, or lacks one that must be
+// there; then the binding's calls are used.
+static struct calls *find_calls(const char *path)
+{
+	struct calls *c = calloc(1, sizeof(*c));
+	int i;
+
+	if (!c)
+		return NULL;
+	c->library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+	if (!c->library) {
+		free(c);
+		return NULL;
+	}
+	*(void **)&c->handle = dlsym(c->library, "nvmlDeviceGetHandleByUUID");
+	*(void **)&c->memory = dlsym(c->library, "nvmlDeviceGetMemoryInfo_v2");
+	for (i = 0; i < LISTS; i++) {
+		*(void **)&c->list[i] = dlsym(c->library, list_names[i][0]);
+		if (!c->list[i])
+			*(void **)&c->list[i] = dlsym(c->library, list_names[i][1]);
+	}
+	// An MPS list of the first version only has other rows.
+	if (!c->handle || !c->memory || !c->list[0] || !c->list[1] ||
+	    (!c->list[2] && dlsym(c->library, "nvmlDeviceGetMPSComputeRunningProcesses"))) {
+		dlclose(c->library);
+		free(c);
+		return NULL;
+	}
+	return c;
+}
+
+static int drop_calls(struct calls *c)
+{
+	int ret = dlclose(c->library);
+
+	free(c);
+	return ret;
+}
+
+static struct answer *find_device(const struct calls *c, const char *uuid)
+{
+	struct answer *a = calloc(1, sizeof(*a));
+
+	if (a && c->handle(uuid, &a->device) != 0) {
+		free(a);
+		return NULL;
+	}
+	return a;
+}
+
+static void drop_device(struct answer *a)
+{
+	int i;
+
+	for (i = 0; i < LISTS; i++)
+		free(a->rows[i]);
+	free(a);
+}
+
+// Asks for one list, with more room for as long as there are more rows than it had. NVML says how
+// many there are; a few more may have come until it is asked again.
+static int ask_list(const struct calls *c, struct answer *a, int i)
+{
+	unsigned int tries, count;
+	int ret = INSUFFICIENT_SIZE;
+
+	for (tries = 0; tries < 8 && ret == INSUFFICIENT_SIZE; tries++) {
+		if (a->room[i] == 0 || tries > 0) {
+			unsigned int room = a->room[i] ? 2 * a->room[i] : 32;
+			struct row *rows;
+
+			if (tries > 0 && a->count[i] > room)
+				room = a->count[i] + a->count[i] / 4;
+			if (room > 1 << 20)
+				break;
+			rows = realloc(a->rows[i], room * sizeof(*rows));
+			if (!rows)
+				break;
+			a->rows[i] = rows;
+			a->room[i] = room;
+		}
+		count = a->room[i];
+		ret = c->list[i](a->device, &count, a->rows[i]);
+		a->count[i] = count;
+	}
+	return ret;
+}
+
+// Asks for the lists that there are, then for the memory.
+static void ask(const struct calls *c, struct answer *a)
+{
+	int i;
+
+	for (i = 0; i < LISTS; i++) {
+		a->count[i] = 0;
+		a->list_ret[i] = c->list[i] ? ask_list(c, a, i) : 0;
+	}
+	memset(&a->memory, 0, sizeof(a->memory));
+	a->memory.version = sizeof(a->memory) | 2 << 24;
+	a->memory_ret = c->memory(a->device, &a->memory);
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// calls are NVML's calls that a sample makes, asked in one go. The binding asks for a list of N
+// processes in log2 N calls, as it begins with room for one row each time, and every call that
+// blocks costs a change of threads: with hundreds of processes that was most of what gpufenced
+// used. nil: the binding's calls are used.
+type calls struct {
+	mu sync.RWMutex // held for reading while NVML is asked
+	c  *C.struct_calls
+}
+
+// find looks for the calls in the library that the binding has loaded from path.
+func (c *calls) find(path string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c != nil {
+		return
+	}
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	c.c = C.find_calls(name)
+}
+
+// drop lets the library go, so that the binding can unload it. It waits for calls that are in
+// progress, but not for one that hangs.
+func (c *calls) drop(patience time.Duration) error {
+	for deadline := monotonic() + patience; !c.mu.TryLock(); time.Sleep(time.Millisecond) {
+		if monotonic() > deadline {
+			return errors.New("let NVML go: a call is in progress")
+		}
+	}
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return nil
+	}
+	ret := C.drop_calls(c.c)
+	c.c = nil
+	if ret != 0 {
+		return errors.New("let NVML go: dlclose fails")
+	}
+	return nil
+}
+
+// asked is a device as [calls] know it.
+type asked struct {
+	calls  *calls
+	answer *C.struct_answer
+}
+
+// device finds a GPU or an instance. nil if it cannot be had this way.
+func (c *calls) device(uuid string) *asked {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.c == nil {
+		return nil
+	}
+	name := C.CString(uuid)
+	defer C.free(unsafe.Pointer(name))
+	a := &asked{calls: c, answer: C.find_device(c.c, name)}
+	if a.answer == nil {
+		return nil
+	}
+	// Nobody can be inside a call with it once it cannot be reached: a call keeps it alive.
+	runtime.AddCleanup(a, func(answer *C.struct_answer) { C.drop_device(answer) }, a.answer)
+	return a
+}
+
+// Answer implements [answerer].
+func (d *device) Answer() (a Answer, ok bool) {
+	if d.asked == nil {
+		return a, false
+	}
+	c := d.asked.calls
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.c == nil {
+		return a.failed(fmt.Errorf("ask NVML: %w", fs.ErrClosed)), true
+	}
+	c.ask(d, &a)
+	return a, true
+}
+
+func (c *calls) ask(d *device, a *Answer) {
+	raw := d.asked.answer
+	C.ask(c.c, raw)
+	for i, list := range Lists {
+		r := nvml.Return(raw.list_ret[i])
+		if listMissing(list, r) {
+			continue
+		}
+		if a.Err[i] = check(listCalls[list], r); a.Err[i] != nil {
+			continue
+		}
+		if raw.count[i] > raw.room[i] {
+			a.Err[i] = fmt.Errorf("%s: answered %d rows, there was room for %d", listCalls[list], raw.count[i], raw.room[i])
+			continue
+		}
+		for _, row := range unsafe.Slice(raw.rows[i], raw.count[i]) {
+			if p, ours := d.process(uint32(row.pid), uint64(row.used), uint32(row.gpu_instance)); ours {
+				a.Rows[i] = append(a.Rows[i], p)
+			}
+		}
+	}
+	m := &raw.memory
+	switch r := nvml.Return(raw.memory_ret); r {
+	case nvml.SUCCESS:
+		a.Memory = memoryV2(uint64(m.total), uint64(m.reserved), uint64(m.free), uint64(m.used))
+	default:
+		a.Memory, a.MemoryErr = d.Memory() // knows what to do where the new call is not supported
+	}
+	runtime.KeepAlive(d.asked)
+}
