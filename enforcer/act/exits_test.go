@@ -10,7 +10,10 @@ import (
 )
 
 func TestExits(t *testing.T) {
-	h := NewHost()
+	h, err := NewHost("/proc", "/sys/fs/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
 	e, err := NewExits()
 	if err != nil {
 		t.Fatal(err)
