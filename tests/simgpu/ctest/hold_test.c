@@ -657,6 +657,16 @@ static void kinds_of_pools(void)
 	OK(cuMemFreeAsync(p, NULL));
 	WANT(cuDeviceSetMemPool(0, pool), CUDA_ERROR_INVALID_VALUE);
 	OK(cuMemPoolDestroy(pool));
+	props.handleTypes = 1;
+	WANT(cuMemPoolCreate(&pool, &props), CUDA_ERROR_INVALID_VALUE); /* cannot be shared */
+	props = pool_props(CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_HOST_NUMA, 0);
+	OK(cuMemPoolCreate(&pool, &props));
+	OK(cuMemAllocFromPoolAsync(&p, size, pool, NULL));
+	WANT(used(), before);
+	OK(cuMemFreeAsync(p, NULL));
+	OK(cuMemPoolDestroy(pool));
+	props.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+	WANT(cuMemPoolCreate(&pool, &props), CUDA_ERROR_INVALID_VALUE); /* only where managed memory is to be */
 
 	props = pool_props(CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_DEVICE, 0);
 	OK(cuMemPoolCreate(&pool, &props));
@@ -1403,17 +1413,100 @@ static void managed(void)
 	WANT(used(), before);
 }
 
+/* ---- graphics ------------------------------------------------------------------------------------- */
+
+CUresult cuGraphicsMapResources(unsigned int, CUgraphicsResource *, CUstream);
+CUresult cuGraphicsUnmapResources(unsigned int, CUgraphicsResource *, CUstream);
+CUresult cuGraphicsUnmapResources_ptsz(unsigned int, CUgraphicsResource *, CUstream);
+CUresult cuGraphicsResourceGetMappedPointer(CUdeviceptr_v1 *, unsigned int *, CUgraphicsResource);
+CUresult cuGraphicsResourceGetMappedPointer_v2(CUdeviceptr *, size_t *, CUgraphicsResource);
+CUresult cuGraphicsResourceGetMappedMipmappedArray(CUmipmappedArray *, CUgraphicsResource);
+CUresult cuGraphicsSubResourceGetMappedArray(CUarray *, CUgraphicsResource, unsigned int, unsigned int);
+CUresult cuGraphicsResourceSetMapFlags(CUgraphicsResource, unsigned int);
+CUresult cuGraphicsResourceSetMapFlags_v2(CUgraphicsResource, unsigned int);
+CUresult cuGraphicsUnregisterResource(CUgraphicsResource);
+/* Of the headers for OpenGL, VDPAU and EGL. */
+CUresult cuGLCtxCreate(CUcontext *, unsigned int, CUdevice);
+CUresult cuGLCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
+CUresult cuVDPAUCtxCreate(CUcontext *, unsigned int, CUdevice, uint32_t, void *);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *, unsigned int, CUdevice, uint32_t, void *);
+CUresult cuGraphicsGLRegisterBuffer(CUgraphicsResource *, unsigned int, unsigned int);
+CUresult cuGraphicsGLRegisterImage(CUgraphicsResource *, unsigned int, unsigned int, unsigned int);
+CUresult cuGLRegisterBufferObject(unsigned int);
+CUresult cuGLMapBufferObject(CUdeviceptr_v1 *, unsigned int *, unsigned int);
+CUresult cuGLMapBufferObjectAsync_v2(CUdeviceptr *, size_t *, unsigned int, CUstream);
+CUresult cuGLUnmapBufferObject(unsigned int);
+CUresult cuGLUnregisterBufferObject(unsigned int);
+
+/* What the graphics interface made is its own; a context for it is a context. */
+static void graphics(void)
+{
+	CUgraphicsResource buffer = NULL, image, both[2];
+	size_t before = used(), size = 0, context;
+	CUmipmappedArray mipmap;
+	unsigned int small = 0;
+	CUdeviceptr_v1 low = 0;
+	CUdeviceptr p = 0;
+	CUcontext ctx;
+	CUarray array;
+	int way;
+
+	OK(cuCtxCreate_v2(&ctx, 0, 0));
+	context = used() - before;
+	OK(cuCtxDestroy_v2(ctx));
+	for (way = 0; way < 4; way++) {
+		OK(way == 0 ? cuGLCtxCreate(&ctx, 0, 0) : way == 1 ? cuGLCtxCreate_v2(&ctx, 0, 0) :
+		   way == 2 ? cuVDPAUCtxCreate(&ctx, 0, 0, 1, NULL) : cuVDPAUCtxCreate_v2(&ctx, 0, 0, 1, NULL));
+		WANT(used() - before, context);
+		OK(cuCtxDestroy_v2(ctx));
+		WANT(used(), before);
+	}
+	WANT(cuGraphicsGLRegisterBuffer(&buffer, 0, 0), CUDA_ERROR_INVALID_HANDLE);
+	WANT(cuGraphicsGLRegisterBuffer(NULL, 1, 0), CUDA_ERROR_INVALID_VALUE);
+	OK(cuGraphicsGLRegisterBuffer(&buffer, 1, 0));
+	OK(cuGraphicsGLRegisterImage(&image, 1, 0x0DE1, 0));
+	WANT(cuGraphicsResourceGetMappedPointer_v2(&p, &size, buffer), CUDA_ERROR_NOT_MAPPED);
+	WANT(cuGraphicsUnmapResources(1, &buffer, NULL), CUDA_ERROR_NOT_MAPPED);
+	both[0] = buffer, both[1] = image;
+	OK(cuGraphicsResourceSetMapFlags_v2(buffer, 1));
+	OK(cuGraphicsMapResources(2, both, NULL));
+	WANT(cuGraphicsMapResources(1, &image, NULL), CUDA_ERROR_ALREADY_MAPPED);
+	WANT(cuGraphicsResourceSetMapFlags(buffer, 1), CUDA_ERROR_ALREADY_MAPPED);
+	OK(cuGraphicsResourceGetMappedPointer_v2(&p, &size, buffer));
+	OK(cuGraphicsResourceGetMappedPointer(&low, &small, buffer));
+	WANT(p == low && size == small && size > 0, 1);
+	WANT(cuGraphicsResourceGetMappedPointer_v2(&p, &size, image), CUDA_ERROR_NOT_MAPPED_AS_POINTER);
+	WANT(cuGraphicsSubResourceGetMappedArray(&array, buffer, 0, 0), CUDA_ERROR_NOT_MAPPED_AS_ARRAY);
+	OK(cuGraphicsSubResourceGetMappedArray(&array, image, 0, 0));
+	OK(cuGraphicsResourceGetMappedMipmappedArray(&mipmap, image));
+	WANT(used(), before); /* none of it is CUDA's */
+	OK(cuGraphicsUnmapResources_ptsz(2, both, NULL));
+	OK(cuGraphicsUnregisterResource(buffer));
+	OK(cuGraphicsUnregisterResource(image));
+	WANT(cuGraphicsUnregisterResource(image), CUDA_ERROR_INVALID_HANDLE);
+
+	OK(cuGLRegisterBufferObject(7));
+	WANT(cuGLRegisterBufferObject(7), CUDA_ERROR_INVALID_HANDLE);
+	OK(cuGLMapBufferObject(&low, &small, 7));
+	WANT(cuGLMapBufferObjectAsync_v2(&p, &size, 7, NULL), CUDA_ERROR_ALREADY_MAPPED);
+	OK(cuGLUnmapBufferObject(7));
+	OK(cuGLMapBufferObjectAsync_v2(&p, &size, 7, NULL));
+	WANT(p == low && size == small, 1);
+	OK(cuGLUnregisterBufferObject(7));
+	WANT(cuGLUnmapBufferObject(7), CUDA_ERROR_INVALID_HANDLE);
+	WANT(used(), before);
+}
+
 /* Looked up by every program, called by few. */
 static void unsupported(void)
 {
-	CUdeviceptr p = 7;
-	size_t size = 7;
-	CUresult (*map)(CUdeviceptr *, size_t *, void *) = NULL;
+	CUresult (*sync)(void *, CUevent *, unsigned int) = NULL;
 	CUdriverProcAddressQueryResult status = 9;
+	CUevent event = (CUevent)8;
 
-	OK(cuGetProcAddress_v2("cuGraphicsResourceGetMappedPointer", (void **)&map, 12000, 0, &status));
-	WANT(map(&p, &size, NULL), CUDA_ERROR_NOT_SUPPORTED);
-	WANT(p == 7 && size == 7, 1);
+	OK(cuGetProcAddress_v2("cuEventCreateFromEGLSync", (void **)&sync, 12000, 0, &status));
+	WANT(sync(NULL, &event, 0), CUDA_ERROR_NOT_SUPPORTED);
+	WANT(event == (CUevent)8, 1);
 }
 
 int main(int argc, char **argv)
@@ -1451,6 +1544,7 @@ int main(int argc, char **argv)
 	context_takes_all();
 	last_context();
 	managed();
+	graphics();
 	unsupported();
 	if (failures > 0)
 		fprintf(stderr, "%d failed\n", failures);

@@ -458,6 +458,14 @@ static void drop_mipmap(CUmipmappedArray *at)
 	free(m);
 }
 
+void mipmap_drop(CUmipmappedArray mipmap)
+{
+	CUmipmappedArray *at = find_mipmap(mipmap);
+
+	if (*at)
+		drop_mipmap(at);
+}
+
 EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
 {
 	CUmipmappedArray *at;

@@ -181,6 +181,29 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsign
 	return create(ctx, flags, dev, 3020);
 }
 
+/* There is no OpenGL and no VDPAU here to share anything with: contexts as others. */
+EXPORT CUresult cuGLCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev)
+{
+	return create(ctx, flags, dev, 3010);
+}
+
+EXPORT CUresult cuGLCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev)
+{
+	return create(ctx, flags, dev, 3020);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev, uint32_t vdpau, void *get_proc_address)
+{
+	(void)vdpau, (void)get_proc_address;
+	return create(ctx, flags, dev, 3010);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev, uint32_t vdpau, void *get_proc_address)
+{
+	(void)vdpau, (void)get_proc_address;
+	return create(ctx, flags, dev, 3020);
+}
+
 EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
 {
 	CUresult ret = enter();

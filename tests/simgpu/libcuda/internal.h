@@ -169,6 +169,8 @@ CUresult import_descriptor(int fd, struct device **dev, uint64_t *handle, size_t
 void arrays_drop(CUcontext ctx);
 CUresult mipmap_on(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned int levels, struct device *dev, size_t room);
 
+void mipmap_drop(CUmipmappedArray mipmap);      /* of such a one; its memory stays */
+
 /* graph.c */
 CUresult graph_capture_alloc(CUgraph g, struct device *dev, size_t size, CUdeviceptr *dptr);
 CUresult graph_capture_free(CUgraph g, CUdeviceptr dptr);

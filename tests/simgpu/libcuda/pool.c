@@ -432,8 +432,11 @@ static CUresult check_props(const CUmemPoolProps *props, struct device **dev)
 		*dev = device_at(props->location.id);
 		return *dev ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 	case CU_MEM_LOCATION_TYPE_HOST:
+		return props->handleTypes == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
 		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+		return CUDA_ERROR_INVALID_VALUE;
 	case SIM_LOCATION_INVALID: /* "none": managed memory without a preference */
 		return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	default:

@@ -85,9 +85,11 @@ static CUresult check_prop(const CUmemAllocationProp *prop)
 	case CU_MEM_LOCATION_TYPE_DEVICE:
 		return device_at(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 	case CU_MEM_LOCATION_TYPE_HOST:
+		return prop->requestedHandleTypes == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
 		return CUDA_SUCCESS; /* takes nothing of any GPU */
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+		return CUDA_ERROR_INVALID_VALUE;
 	default:
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
