@@ -244,11 +244,11 @@ func (d *Daemon) tick(asked bool) time.Duration {
 			rt.number, rt.numbered = d.sample, now
 		}
 		for index, c := range rt.containers {
-			err := c.Beat()
+			number := uint64(0)
 			if moves {
-				err = errors.Join(c.BeginSample(d.sample), err)
+				number = d.sample
 			}
-			d.pageError(rt, index, err)
+			d.pageError(rt, index, c.Tick(number))
 		}
 	}
 	for _, g := range due {

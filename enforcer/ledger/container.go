@@ -247,12 +247,7 @@ func (c *Container) Published() (v LimitsView, err error) {
 }
 
 // Beat moves the heartbeat; call it at least every second.
-func (c *Container) Beat() error {
-	return c.withPage(func(m *mapping) error {
-		m.store(limitsHeartbeat, m.load(limitsHeartbeat)+1)
-		return nil
-	})
-}
+func (c *Container) Beat() error { return c.Tick(0) }
 
 // BeginSample publishes the number of the NVML sample that is about to be taken. It must
 // happen before the NVML call, for all limits pages of a pod with the same number, and the
@@ -260,6 +255,17 @@ func (c *Container) Beat() error {
 func (c *Container) BeginSample(n uint64) error {
 	return c.withPage(func(m *mapping) error {
 		m.store(limitsSample, n)
+		return nil
+	})
+}
+
+// Tick moves the heartbeat and begins a sample at once; 0 begins none.
+func (c *Container) Tick(n uint64) error {
+	return c.withPage(func(m *mapping) error {
+		m.store(limitsHeartbeat, m.load(limitsHeartbeat)+1)
+		if n != 0 {
+			m.store(limitsSample, n)
+		}
 		return nil
 	})
 }

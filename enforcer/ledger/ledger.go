@@ -3,6 +3,7 @@
 package ledger
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -29,7 +30,15 @@ type Ledger struct {
 	mu   sync.Mutex // OFD locks do not tell our own goroutines apart
 	file *os.File
 	high int // slots read so far; only grows
+
+	// kept is what was read last, header, slots and overflow slot, and last its snapshot: where no
+	// byte has changed, nothing has to be judged again.
+	kept []byte
+	last *Snapshot
 }
+
+// scratch are buffers to read a ledger into.
+var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
 func createLedger(path string, slots int, plain bool) (err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
@@ -82,7 +91,8 @@ func (l *Ledger) close() error {
 // Slots is how many slots it has, the overflow slot not counted.
 func (l *Ledger) Slots() int { return l.slots }
 
-// Snapshot reads and checks it. A broken one is [ErrBroken].
+// Snapshot reads and checks it. A broken one is [ErrBroken]. The same snapshot comes again while
+// nothing has changed, so it is not to be written to.
 func (l *Ledger) Snapshot() (*Snapshot, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,44 +101,62 @@ func (l *Ledger) Snapshot() (*Snapshot, error) {
 	}
 	var err error
 	for range snapshotTries {
-		var s *Snapshot
-		if s, err = l.read(); err == nil || !errors.Is(err, ErrBroken) {
-			return s, err
+		if err = l.read(); err == nil {
+			return l.last, nil
+		}
+		l.last = nil
+		if !errors.Is(err, ErrBroken) {
+			return nil, err
 		}
 	}
 	return nil, err
 }
 
-func (l *Ledger) read() (*Snapshot, error) {
-	info, err := l.file.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("read ledger: %w", err)
+func (l *Ledger) read() error {
+	buffer, ok := scratch.Get().(*[]byte)
+	if !ok {
+		buffer = new([]byte)
 	}
-	if info.Size() != l.size {
-		return nil, &BrokenError{Path: l.path, Why: fmt.Sprintf("it has %d bytes, not %d", info.Size(), l.size)}
-	}
-	head := make([]byte, headerBytes)
-	if err := l.pread(head, 0); err != nil {
-		return nil, err
-	}
-	// The hint saves reading 500 empty slots. It is the pod's to write, so it may only make us
-	// read more than before, up to all.
-	if hint := binary.LittleEndian.Uint64(head[headerHighSlot:]); hint > uint64(l.high) {
+	defer scratch.Put(buffer)
+	var head, overflow []byte
+	for {
+		// One byte more than the overflow slot has: a file that has grown shows by it.
+		size := ledgerHeaderBytes + l.high*slotBytes
+		if len(*buffer) < size+slotBytes+1 {
+			*buffer = make([]byte, size+slotBytes+1)
+		}
+		head, overflow = (*buffer)[:size], (*buffer)[size:size+slotBytes+1]
+		if err := l.pread(head, 0); err != nil {
+			return err
+		}
+		// The hint saves reading 500 empty slots. It is the pod's to write, so it may only make us
+		// read more than before, up to all.
+		hint := binary.LittleEndian.Uint64(head[headerHighSlot:])
+		if hint <= uint64(l.high) || l.high == l.slots {
+			break
+		}
 		l.high = int(min(hint, uint64(l.slots)))
 	}
-	slots := make([]byte, l.high*slotBytes)
-	if err := l.pread(slots, ledgerHeaderBytes); err != nil {
-		return nil, err
+	switch n, err := l.file.ReadAt(overflow, slotOffset(l.slots)); {
+	case n == len(overflow):
+		return &BrokenError{Path: l.path, Why: fmt.Sprintf("it has more than %d bytes", l.size)}
+	case err != nil && !errors.Is(err, errEOF):
+		return fmt.Errorf("read ledger: %w", err)
+	case n != slotBytes:
+		return &BrokenError{Path: l.path, Why: fmt.Sprintf("it has less than %d bytes", l.size)}
 	}
-	overflow := make([]byte, slotBytes)
-	if err := l.pread(overflow, slotOffset(l.slots)); err != nil {
-		return nil, err
+	header, slots, overflow := head[:headerBytes], head[ledgerHeaderBytes:], overflow[:slotBytes]
+	if l.last != nil && len(l.kept) == headerBytes+len(slots)+slotBytes && bytes.Equal(l.kept[:headerBytes], header) &&
+		bytes.Equal(l.kept[headerBytes:headerBytes+len(slots)], slots) && bytes.Equal(l.kept[headerBytes+len(slots):], overflow) {
+		return nil
 	}
-	s, why := parseLedger(head, slots, overflow, l.slots)
+	s, why := parseLedger(header, slots, overflow, l.slots)
 	if why != "" {
-		return nil, &BrokenError{Path: l.path, Why: why}
+		return &BrokenError{Path: l.path, Why: why}
 	}
-	return s, nil
+	l.kept = append(append(append(l.kept[:0], header...), slots...), overflow...)
+	l.last = s
+	return nil
 }
 
 func (l *Ledger) pread(b []byte, offset int64) error {

@@ -76,6 +76,7 @@ type ResizeChange struct{ Resize Resize }
 // down, the grant stays old. At the deadline it fails, or kills with force. A resize of the same
 // level that is still pending is replaced; its Old stays.
 func (g *GPU) StartResize(level Level, old, desired uint64, now, deadline time.Duration, force bool) Resize {
+	g.settled = false
 	if pending := g.resizes[level]; pending != nil {
 		old = pending.Old
 		delete(g.resizes, level)
@@ -96,6 +97,7 @@ func (g *GPU) StartResize(level Level, old, desired uint64, now, deadline time.D
 // RestoreResize puts a pending one back after a restart.
 func (g *GPU) RestoreResize(r Resize) {
 	if r.State == ResizePending {
+		g.settled = false
 		r.Fits = 0
 		g.resizes[r.Level] = &r
 	}

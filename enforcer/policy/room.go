@@ -30,6 +30,7 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 	if !in.Newest.Known {
 		return nil, false
 	}
+	g.catchUp()
 	for _, p := range g.processes {
 		if p.killed && !p.gone && in.Now-p.killedAt < g.cfg.StuckAfter {
 			return nil, true
@@ -59,7 +60,7 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 		own := s.SteadyBytes - min(s.SteadyBytes, c.Container.Min)
 		pod := podUse[c.Pod] - min(podUse[c.Pod], in.Guarantees[c.Pod])
 		x := candidate{fact: c, used: s.SteadyBytes, over: min(own, pod)}
-		for _, p := range g.byPID() {
+		for _, p := range g.order {
 			if p.container == c.ID && p.listed && p.known && !p.quiet(in.Now, g.cfg.KillRetry) {
 				x.procs = append(x.procs, p)
 			}
@@ -110,5 +111,6 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 		p.killed, p.killedAt, p.killedGroup = true, in.Now, true
 		p.kills++
 	}
+	g.settled = false
 	return &k, false
 }

@@ -35,6 +35,16 @@ type GPU struct {
 	foreign            []foreignUse // of the last settle
 	unmanaged          uint64
 	unattributed       uint64
+
+	// settled: see [GPU.Settled]; repeats are the steps that were left out since, began when the
+	// calls of the newest two of them began, answered that of the newest complete answer before.
+	settled  bool
+	repeats  int
+	began    [2]time.Duration
+	answered time.Duration
+
+	members map[ContainerID][]*process // of order, by container
+	facts   map[int]ProcFact           // of the step; kept for its room
 }
 
 // procKey is a process for as long as the node is up.
@@ -111,6 +121,7 @@ type slotID struct {
 type slot struct {
 	generation uint32
 	history    []charge // by rising number
+	greatest   uint64   // of them
 	freeSince  time.Duration
 	freeSteps  int // in a row with its lock free
 }
@@ -144,14 +155,16 @@ func NewGPU(uuid string, cfg Config) *GPU {
 		uuid: uuid, cfg: cfg,
 		processes: map[procKey]*process{}, slots: map[slotID]*slot{}, scopes: map[Level]*scope{},
 		resizes: map[Level]*Resize{}, shims: map[ContainerID]Shim{},
+		members: map[ContainerID][]*process{}, facts: map[int]ProcFact{},
 	}
 }
 
 // Configure changes node policy from the next step on.
-func (g *GPU) Configure(cfg Config) { g.cfg = cfg }
+func (g *GPU) Configure(cfg Config) { g.cfg, g.settled = cfg, false }
 
 // Forget drops a container that has ended, and its processes' memory of whose they are.
 func (g *GPU) Forget(id ContainerID) {
+	g.settled = false
 	delete(g.shims, id)
 	delete(g.scopes, Level{Container: id})
 	delete(g.resizes, Level{Container: id})
@@ -159,6 +172,7 @@ func (g *GPU) Forget(id ContainerID) {
 
 // ForgetPod drops a pod that has ended.
 func (g *GPU) ForgetPod(id PodID) {
+	g.settled = false
 	delete(g.scopes, Level{Pod: id})
 	delete(g.resizes, Level{Pod: id})
 	for k := range g.slots {
@@ -174,17 +188,20 @@ func (g *GPU) Step(in Input) Output {
 	if !g.stepped {
 		g.stepped, g.first = true, in.Now
 	}
-	facts := make(map[int]ProcFact, len(in.Processes))
+	g.catchUp()
+	facts := g.facts
+	clear(facts)
 	for _, f := range in.Processes {
 		facts[f.PID] = f
 	}
 	g.trackProcesses(in, facts)
 	out := Output{
-		Containers: map[ContainerID]ContainerState{}, Pods: map[PodID]PodState{},
+		Containers: make(map[ContainerID]ContainerState, len(in.Containers)), Pods: make(map[PodID]PodState, len(in.Containers)),
 		Known: in.Sample.Complete && in.Sample.DeviceKnown, Why: in.Sample.Why,
 	}
 	g.takeAnswer(in, facts, &out)
-	g.order = g.byPID()
+	g.order = g.byPID(g.order[:0])
+	g.group()
 	overflow := g.takeSlots(in)
 	g.settleExits(in, &out)
 	g.reclaim(in, &out)
@@ -194,6 +211,10 @@ func (g *GPU) Step(in Input) Output {
 	force := g.stepResizes(in, &out)
 	g.decide(in, &out, force)
 	g.dropGone(in)
+	if in.Sample.Complete {
+		g.answered = in.Sample.Began
+	}
+	g.settled = g.isSettled(in, &out)
 	return out
 }
 
@@ -387,18 +408,12 @@ func (s *slot) take(f *SlotFact, number uint64, began time.Duration, cfg Config)
 	if n := len(s.history); n > 0 && s.history[n-1].number < number && s.history[n-1].end == open {
 		s.history[n-1].end = began
 	}
-	charged := func(device uint64) uint64 {
-		if cfg.ManagedAttributed {
-			return add(device, f.ManagedBytes)
-		}
-		return device
-	}
-	s.note(number, charged(f.DeviceBytes), open)
+	s.note(number, cfg.charge(f, f.DeviceBytes), open)
 	for n, b := range f.PeakBytes {
 		if n >= number { // later: other GPUs were sampled while this answer was awaited
-			s.note(number, charged(b), open)
+			s.note(number, cfg.charge(f, b), open)
 		} else {
-			s.note(n, charged(b), began)
+			s.note(n, cfg.charge(f, b), began)
 		}
 	}
 	var greatest uint64
@@ -410,8 +425,16 @@ func (s *slot) take(f *SlotFact, number uint64, began time.Duration, cfg Config)
 		kept = append(kept, c)
 		greatest = max(greatest, c.bytes)
 	}
-	s.history = kept
+	s.history, s.greatest = kept, greatest
 	return greatest
+}
+
+// charge is what a slot with so many device bytes explains.
+func (c Config) charge(f *SlotFact, device uint64) uint64 {
+	if c.ManagedAttributed {
+		return add(device, f.ManagedBytes)
+	}
+	return device
 }
 
 func (s *slot) note(number, bytes uint64, end time.Duration) {
@@ -529,6 +552,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		}
 		out.Containers[c.ID] = state
 	}
+	out.Processes = slices.Grow(out.Processes, len(g.order))
 	for _, p := range g.order {
 		out.Processes = append(out.Processes, g.describe(p))
 		c, ok := out.Containers[p.container]
@@ -661,8 +685,8 @@ func (g *GPU) device(in Input, out *Output) {
 
 // bareBytes are what a container's live processes without a slot hold.
 func (g *GPU) bareBytes(id ContainerID, in Input) (sum uint64) {
-	for _, p := range g.order {
-		if p.container == id && p.listed && p.slotIndex < 0 && !p.quiet(in.Now, g.cfg.KillRetry) {
+	for _, p := range g.members[id] {
+		if p.listed && p.slotIndex < 0 && !p.quiet(in.Now, g.cfg.KillRetry) {
 			sum = add(sum, p.nvml)
 		}
 	}
@@ -722,10 +746,7 @@ func (g *GPU) shim(in Input, c ContainerFact) Shim {
 	}
 	var without []int
 	late, with := false, false
-	for _, p := range g.order {
-		if p.container != c.ID {
-			continue
-		}
+	for _, p := range g.members[c.ID] {
 		if p.quiet(in.Now, g.cfg.KillRetry) || !p.listed || p.slotIndex >= 0 {
 			p.isNoSlot = false
 			with = with || p.slotIndex >= 0 && p.state == Live
@@ -798,11 +819,30 @@ func (g *GPU) describe(p *process) ProcessState {
 	return s
 }
 
-// byPID gives the processes in a fixed order, so that the same input gives the same output.
-func (g *GPU) byPID() []*process {
-	return slices.SortedFunc(maps.Values(g.processes), func(a, b *process) int {
+// byPID appends the processes in a fixed order, so that the same input gives the same output.
+func (g *GPU) byPID(to []*process) []*process {
+	for _, p := range g.processes {
+		to = append(to, p)
+	}
+	slices.SortFunc(to, func(a, b *process) int {
 		return cmp.Or(cmp.Compare(a.pid, b.pid), cmp.Compare(a.start, b.start))
 	})
+	return to
+}
+
+// group finds each container's processes in the order of all.
+func (g *GPU) group() {
+	for id, m := range g.members {
+		if len(m) == 0 {
+			delete(g.members, id) // it had none in the last step either
+			continue
+		}
+		clear(m)
+		g.members[id] = m[:0]
+	}
+	for _, p := range g.order {
+		g.members[p.container] = append(g.members[p.container], p)
+	}
 }
 
 func sortStates(s []ProcessState) {
