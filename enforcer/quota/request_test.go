@@ -647,8 +647,9 @@ func TestSet(t *testing.T) {
 		{nil, `E1507 nothing to set: write one such as memory.max=6Gi`},
 		{map[string]string{"memory.max": "4096"}, `E1203 memory.max "4096" has no unit: write 4096Mi`},
 		{map[string]string{"memory.mx": "4Gi"}, `E1301 memory.mx is not a key of gpufence: write memory.max`},
-		{map[string]string{"memory.min": "4Gi"}, `E1311 memory.min cannot be changed while a container runs: set memory.max, or start the container again`},
-		{map[string]string{"require": "hard"}, `E1311 require cannot be changed while a container runs: set memory.max, or start the container again`},
+		{map[string]string{"memory.high": "4"}, `E1203 memory.high "4" has no unit: write 4Mi`},
+		{map[string]string{"memory.oom.group": "1"}, `E1215 memory.oom.group "1" is neither true nor false: write true`},
+		{map[string]string{"require": "hard"}, `E1311 require cannot be changed while a container runs: set one of memory.max, memory.high, memory.min, memory.swap.max, memory.oom.group, or start the container again`},
 		{map[string]string{"memory.max": "4Gi", Domain + "memory.max": "4Gi"}, `E1302 memory.max is given twice: remove one`},
 	} {
 		if _, err := ParseSet(tt.values); err == nil || err.Error() != tt.want {
