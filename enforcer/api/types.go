@@ -194,8 +194,11 @@ type Events struct {
 	OOMGroupKill uint64 `json:"oom_group_kill"`
 }
 
-// Resize follows KEP-1287: four states of memory.max on one GPU.
+// Resize follows KEP-1287: four states of a limit on one GPU.
 type Resize struct {
+	// Key is which limit. Those beside memory.max change at once, or with the memory.max of
+	// their level. Of memory.oom.group, 1 is true, and there is no GPU.
+	Key       string     `json:"key,omitempty"`
 	GPU       string     `json:"gpu"`
 	Desired   uint64     `json:"desired"`
 	Allocated uint64     `json:"allocated"`

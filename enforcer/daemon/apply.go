@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,9 +45,12 @@ func (d *Daemon) Apply(ctx context.Context, req api.ApplyRequest) (api.ApplyResp
 	}
 	var all [][]startedResize
 	for _, pod := range req.Pods {
-		d.mu.Lock()
-		started, notices, err := d.beginApply(pod, order{req.Source, deadline, req.Force})
-		d.mu.Unlock()
+		var started []startedResize
+		var notices []string
+		err := d.patiently(ctx, func() (err error) {
+			started, notices, err = d.beginApply(pod, order{source: req.Source, deadline: deadline, force: req.Force})
+			return err
+		})
 		applied := api.AppliedPod{Namespace: pod.Namespace, Name: pod.Name, Notices: notices}
 		if err != nil {
 			applied.Error = api.ErrorOf(err)
@@ -108,88 +112,56 @@ func (d *Daemon) beginApply(pod api.ApplyPod, req order) ([]startedResize, []str
 				notices = append(notices, n)
 			}
 		}
-		if grant.OOMGroup != c.Grant.OOMGroup {
-			return nil, nil, notSettable(quota.KeyOOMGroup, c)
-		}
 		if grant.Require != c.Grant.Require {
-			return nil, nil, notSettable(quota.KeyRequire, c)
+			return nil, nil, quota.NewError(quota.CodeNotSettable, "%s of %s cannot be changed while the container runs", quota.KeyRequire, c.Display()).
+				WithHint("start the pod again")
+		}
+		own := mark == "" || c.Spec != mark
+		if own && grant.OOMGroup != c.Grant.OOMGroup {
+			req.groups = append(req.groups, groupChange{c, grant.OOMGroup})
 		}
 		for _, g := range c.Grant.GPUs {
-			for _, ch := range []change{
-				{g.UUID, policy.Level{Pod: p.ID()}, p.PodLimits(g.UUID), limits(grant.Pod, g.UUID)},
-				{g.UUID, policy.Level{Container: c.ID()}, c.ContainerLimits(g.UUID), limits(grant.Container, g.UUID)},
+			for level, now := range map[policy.Level]quota.Limits{
+				{Pod: p.ID()}:       limits(grant.Pod, g.UUID),
+				{Container: c.ID()}: limits(grant.Container, g.UUID),
 			} {
-				differs, err := d.settable(c, ch, pol)
-				if err != nil {
-					return nil, nil, err
+				// The pod's is the same from each of its containers. Whoever has followed these
+				// annotations already keeps what was set since.
+				if level.Pod == "" && !own || level.Pod != "" && mark != "" && p.Spec == mark {
+					continue
 				}
-				// The pod's is the same from each of its containers.
-				if differs && !slices.Contains(changes, ch) {
+				target := d.target(p, g.UUID, level)
+				ch := change{uuid: g.UUID, level: level, old: d.limitsOf(p, g.UUID, level), now: now, max: target.Max != now.Max}
+				if !ch.max {
+					ch.old = target
+				}
+				if target != now && !slices.Contains(changes, ch) {
 					changes = append(changes, ch)
 				}
 			}
 		}
 	}
-	if mark != "" {
-		// Whoever has followed these already keeps what was set since.
-		changes = slices.DeleteFunc(changes, func(ch change) bool {
-			if ch.level.Pod != "" {
-				return p.Spec == mark
-			}
-			c := d.reg.ByID(ch.level.Container)
-			return c != nil && c.Spec == mark
-		})
-		if len(follow) == 0 {
-			return d.inProgress(p), notices, nil
-		}
+	if mark != "" && len(follow) == 0 {
+		return d.inProgress(p), notices, nil
 	}
-	if len(changes) == 0 {
+	// Maps have no order, answers and events do.
+	slices.SortFunc(changes, func(a, b change) int {
+		return cmp.Or(cmp.Compare(a.uuid, b.uuid), cmp.Compare(b.level.Pod, a.level.Pod), cmp.Compare(a.level.Container, b.level.Container))
+	})
+	if len(changes)+len(req.groups) == 0 {
 		return nil, notices, d.followed(p, follow, mark)
 	}
 	started, err := d.begin(p, changes, req)
 	if err != nil {
 		return nil, nil, err
 	}
+	for _, g := range req.groups {
+		started = append(started, groupStarted(g))
+	}
 	if err := d.followed(p, follow, mark); err != nil {
 		return nil, nil, err
 	}
 	return started, append(notices, "a container of the pod that is started again goes back to the annotations that its sandbox was made with"), nil
-}
-
-// settable says whether memory.max is to change, and refuses what cannot change in a container that
-// runs.
-func (d *Daemon) settable(c *registry.Container, ch change, pol quota.Policy) (bool, error) {
-	target := ch.old.Max
-	if r := d.pendingResize(ch.uuid, ch.level); r != nil {
-		target = r.Desired
-	}
-	most := quota.Unlimited
-	if g := d.gpus[ch.uuid]; g != nil {
-		most = g.quota.AllocatableBytes
-	}
-	if ch.level.Container != "" {
-		most = min(most, c.Pod().PodLimits(ch.uuid).Max)
-	}
-	follows := withMax(ch.old, ch.now.Max, most, pol.Overcommit).Min
-	none := func(l quota.Limits) bool { return l.Max == quota.Unlimited && l.Min == 0 && l.High == quota.Unlimited }
-	if none(ch.old) && none(ch.now) {
-		return false, nil
-	}
-	swap := ch.old.SwapMax != ch.now.SwapMax && !none(ch.old) && !none(ch.now)
-	switch {
-	case ch.old.High != ch.now.High:
-		return false, notSettable(quota.KeyMemoryHigh, c)
-	case swap:
-		return false, notSettable(quota.KeyMemorySwapMax, c)
-	case ch.old.Min != ch.now.Min && ch.now.Min != follows && ch.old.Max == ch.now.Max:
-		return false, notSettable(quota.KeyMemoryMin, c)
-	}
-	return target != ch.now.Max, nil
-}
-
-func notSettable(key string, c *registry.Container) error {
-	return quota.NewError(quota.CodeNotSettable, "%s of %s cannot be changed while the container runs", key, c.Display()).
-		WithHint("change %s only, or start the pod again", quota.KeyMemoryMax)
 }
 
 // findPod finds the pod that a manifest names among those that run here.
@@ -256,7 +228,7 @@ func (d *Daemon) inProgress(p *registry.Pod) []startedResize {
 	for _, uuid := range p.GPUs {
 		for _, r := range p.Resizes[uuid] {
 			if r.State == policy.ResizePending {
-				out = append(out, startedResize{p.Name, uuid, r.Level, r.Old, r.Desired, r.Started})
+				out = append(out, startedResize{pod: p.Name, uuid: uuid, level: r.Level, old: r.Old, desired: r.Desired, since: r.Started, max: true})
 			}
 		}
 	}

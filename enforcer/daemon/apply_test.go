@@ -192,8 +192,7 @@ func TestApplyRefuses(t *testing.T) {
 		{"no limit at all", nil, nil, quota.CodeNoLimit},
 		{"more than the GPU has", pairAnnotations("99Gi", "4Gi", "2Gi"), nil, quota.CodeAboveGPU},
 		{"more than is free", pairAnnotations("13Gi", "4Gi", "2Gi"), nil, quota.CodeUnavailable},
-		{"oom.group", append(pairAnnotations("9Gi", "4Gi", "2Gi"), "memory.oom.group=false"), nil, quota.CodeNotSettable},
-		{"memory.min alone", append(pairAnnotations("8Gi", "4Gi", "2Gi"), "memory.min=1Gi"), nil, quota.CodeNotSettable},
+		{"memory.min above memory.max", append(pairAnnotations("8Gi", "4Gi", "2Gi"), "memory.min=9Gi"), nil, quota.CodeMinAboveMax},
 		{"a typo", []string{"memory.mx=4Gi"}, nil, quota.CodeUnknownKey},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

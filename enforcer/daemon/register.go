@@ -333,9 +333,7 @@ func (d *Daemon) end(c *registry.Container) {
 		}
 	}
 	p.Totals.Forget(c.Folder())
-	for uuid, list := range p.Resizes {
-		p.Resizes[uuid] = slices.DeleteFunc(list, func(r resize) bool { return r.Level.Container == c.ID() })
-	}
+	d.endResizes(c)
 	for _, f := range d.fences {
 		if err := f.Lower(context.Background(), d.subject(c)); err != nil {
 			d.once("fence "+f.Name(), err)

@@ -413,47 +413,58 @@ func checkMin(b bound, limit uint64, gpu GPU) error {
 
 // Change is what `gpufence set` asks for, parsed.
 type Change struct {
-	max listAmount
+	amounts  map[string]listAmount
+	oomGroup *bool
 }
 
-// ParseSet reads the values of `gpufence set`. In this version only memory.max can change while
-// a container runs. The error is an [*Error].
+// Settable are the keys that can change while a container runs, in the order of people.
+func Settable() []string {
+	return []string{KeyMemoryMax, KeyMemoryHigh, KeyMemoryMin, KeyMemorySwapMax, KeyOOMGroup}
+}
+
+// ParseSet reads the values of `gpufence set`. The error is an [*Error].
 func ParseSet(values map[string]string) (Change, error) {
-	var c Change
+	var l level
+	given := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		key := strings.TrimPrefix(name, Domain)
-		if _, ok := lookup(key); !ok {
-			return c, unknownKey(cut(name), "", key)
+		k, ok := lookup(key)
+		if !ok {
+			return Change{}, unknownKey(cut(name), "", key)
 		}
-		if key != KeyMemoryMax {
-			return c, NewError(CodeNotSettable, "%s cannot be changed while a container runs", key).WithHint("set %s, or start the container again", KeyMemoryMax)
+		if !slices.Contains(Settable(), key) {
+			return Change{}, NewError(CodeNotSettable, "%s cannot be changed while a container runs", key).
+				WithHint("set one of %s, or start the container again", strings.Join(Settable(), ", "))
 		}
-		if c.max.given() {
-			return c, NewError(CodeDuplicateKey, "%s is given twice", key).WithHint("remove one")
+		if given[key] {
+			return Change{}, NewError(CodeDuplicateKey, "%s is given twice", key).WithHint("remove one")
 		}
-		var l level
-		k, _ := lookup(key)
+		given[key] = true
 		if err := l.set(k, key, values[name], false); err != nil {
-			return c, err
+			return Change{}, err
 		}
-		c.max = l.amounts[key]
 	}
-	if !c.max.given() {
-		return c, NewError(CodeBadRequest, "nothing to set").WithHint("write one such as %s=6Gi", KeyMemoryMax)
+	if len(given) == 0 {
+		return Change{}, NewError(CodeBadRequest, "nothing to set").WithHint("write one such as %s=6Gi", KeyMemoryMax)
 	}
-	return c, nil
+	return Change{amounts: l.amounts, oomGroup: l.oomGroup}, nil
+}
+
+// OOMGroup returns the new memory.oom.group, false if the change leaves it alone.
+func (c Change) OOMGroup() (group, ok bool) {
+	if c.oomGroup == nil {
+		return false, false
+	}
+	return *c.oomGroup, true
 }
 
 // Max returns the new memory.max of one of the container's GPUs (position is its place in the
 // container's own list), checked against the GPU and the policy of the container's namespace;
 // false if the change leaves that GPU alone. The error is an [*Error].
 func (c Change) Max(gpu GPU, position int, p Policy) (uint64, bool, error) {
-	b, err := lowest([]listAmount{c.max}, gpu, position)
-	if err != nil || !b.given {
+	b, ok, err := c.on(KeyMemoryMax, gpu, position)
+	if err != nil || !ok {
 		return 0, false, err
-	}
-	if gpu.TotalBytes == 0 {
-		return 0, false, NewError(CodeGPUUnknown, "GPU %s has no known size, so that nothing can be granted on it", gpu.UUID)
 	}
 	if b.bytes == Unlimited && p.hasCeiling() {
 		return 0, false, maxUnderCeiling(KeyMemoryMax, p)
@@ -464,7 +475,44 @@ func (c Change) Max(gpu GPU, position int, p Policy) (uint64, bool, error) {
 	return b.bytes, true, nil
 }
 
+// Min returns the new memory.min of one of the container's GPUs, as [Change.Max] does, for a level
+// whose memory.max is limit. `max` follows that, as far as the GPU can guarantee it.
+func (c Change) Min(gpu GPU, position int, limit uint64) (uint64, bool, error) {
+	b, ok, err := c.on(KeyMemoryMin, gpu, position)
+	if err != nil || !ok {
+		return 0, false, err
+	}
+	if err := checkMin(b, limit, gpu); err != nil {
+		return 0, false, err
+	}
+	return min(b.bytes, limit, gpu.AllocatableBytes), true, nil
+}
+
+// High returns the new memory.high of one of the container's GPUs, as [Change.Max] does.
+func (c Change) High(gpu GPU, position int) (uint64, bool, error) {
+	b, ok, err := c.on(KeyMemoryHigh, gpu, position)
+	return b.bytes, ok, err
+}
+
+// SwapMax returns the new memory.swap.max of one of the container's GPUs, as [Change.Max] does.
+func (c Change) SwapMax(gpu GPU, position int) (uint64, bool, error) {
+	b, ok, err := c.on(KeyMemorySwapMax, gpu, position)
+	return b.bytes, ok, err
+}
+
+// on is what a key of the change says of a GPU, false if nothing.
+func (c Change) on(key string, gpu GPU, position int) (bound, bool, error) {
+	b, err := lowest(givenOf([]listAmount{c.amounts[key]}), gpu, position)
+	if err != nil || !b.given {
+		return bound{}, false, err
+	}
+	if gpu.TotalBytes == 0 {
+		return bound{}, false, NewError(CodeGPUUnknown, "GPU %s has no known size, so that nothing can be granted on it", gpu.UUID)
+	}
+	return b, true, nil
+}
+
 // Check refuses a list that names a GPU which is not among the container's.
 func (c Change) Check(gpus []GPU) error {
-	return Request{pod: level{amounts: map[string]listAmount{KeyMemoryMax: c.max}}}.checkListed(gpus)
+	return Request{pod: level{amounts: c.amounts}}.checkListed(gpus)
 }

@@ -202,9 +202,49 @@ type Pod struct {
 	Totals       *ledger.Totals          `json:"totals,omitempty"`
 	// Resizes are the pending ones, by GPU UUID, of the pod and of its containers.
 	Resizes map[string][]policy.Resize `json:"resizes,omitempty"`
+	// Goals are what the pending ones lead to, by GPU UUID.
+	Goals map[string][]Goal `json:"goals,omitempty"`
 	// Planned are those that have not begun.
 	Planned    []Planned    `json:"planned,omitempty"`
 	Containers []*Container `json:"containers"`
+}
+
+// Goal is what becomes of a level's limits when its pending change of memory.max is done (After) or
+// has failed (Before).
+type Goal struct {
+	Level  policy.Level `json:"level"`
+	Before quota.Limits `json:"before"`
+	After  quota.Limits `json:"after"`
+}
+
+// GoalOf is what a level's pending change leads to, nil if there is none. It may be changed in place.
+func (p *Pod) GoalOf(uuid string, level policy.Level) *Goal {
+	for i := range p.Goals[uuid] {
+		if g := &p.Goals[uuid][i]; g.Level == level {
+			return g
+		}
+	}
+	return nil
+}
+
+// AddGoal remembers what a pending change leads to.
+func (p *Pod) AddGoal(uuid string, g Goal) {
+	p.DropGoal(uuid, g.Level)
+	if p.Goals == nil {
+		p.Goals = map[string][]Goal{}
+	}
+	p.Goals[uuid] = append(p.Goals[uuid], g)
+}
+
+// DropGoal forgets what a level's change leads to.
+func (p *Pod) DropGoal(uuid string, level policy.Level) {
+	if p.GoalOf(uuid, level) == nil {
+		return
+	}
+	p.Goals[uuid] = slices.DeleteFunc(p.Goals[uuid], func(g Goal) bool { return g.Level == level })
+	if len(p.Goals[uuid]) == 0 {
+		delete(p.Goals, uuid)
+	}
 }
 
 // Planned is a change of a limit that waits for others of its pod.

@@ -186,19 +186,19 @@ func documents(text []byte) [][]byte {
 }
 
 func (a *app) applyTable(resp api.ApplyResponse) error {
-	t := newTable(a.stdout, "NAMESPACE", "POD", "CONTAINER", "GPU", "DESIRED", "ACTUAL", "STATE", "WHY")
+	t := newTable(a.stdout, "NAMESPACE", "POD", "CONTAINER", "KEY", "GPU", "DESIRED", "ACTUAL", "STATE", "WHY")
 	for _, p := range resp.Pods {
 		for _, n := range p.Notices {
 			fmt.Fprintf(a.stderr, "gpufence: note: %s/%s: %s\n", printable(p.Namespace), printable(p.Name), printable(n))
 		}
 		switch {
 		case p.Error != nil:
-			t.row(p.Namespace, p.Name, "", "", "", "", "refused", p.Error.Error())
+			t.row(p.Namespace, p.Name, "", "", "", "", "", "refused", p.Error.Error())
 		case len(p.Resizes) == 0:
-			t.row(p.Namespace, p.Name, "", "", "", "", "unchanged", "")
+			t.row(p.Namespace, p.Name, "", "", "", "", "", "unchanged", "")
 		}
 		for _, r := range p.Resizes {
-			t.row(p.Namespace, p.Name, r.Container, r.GPU, limit(r.Desired), limit(r.Actual), r.State, r.Why)
+			t.row(p.Namespace, p.Name, r.Container, keyOf(r.Resize), r.GPU, valueOf(r.Resize, r.Desired), valueOf(r.Resize, r.Actual), r.State, r.Why)
 		}
 	}
 	return t.flush()

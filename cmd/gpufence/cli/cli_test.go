@@ -151,6 +151,12 @@ func (d *fakeDaemon) Set(ctx context.Context, id string, req api.SetRequest) (ap
 	switch value := req.Values["memory.max"]; {
 	case req.Values["memory.mx"] != "":
 		return api.SetResponse{}, &api.Error{Code: "E1301", Message: `there is no key "memory.mx": did you mean memory.max?`}
+	case req.Values["memory.oom.group"] != "":
+		resp.Notices = nil
+		resp.Resizes = []api.Resize{
+			{Key: "memory.high", GPU: gpuUUID, Desired: gib, Allocated: gib, Actuated: gib, Actual: gib, State: "done"},
+			{Key: "memory.oom.group", State: "done"},
+		}
 	case value == "99Ti":
 		return api.SetResponse{}, &api.Error{Code: "E1212", Message: "memory.max 99Ti is more than the GPU has (16 GiB)"}
 	case value == "5Gi" && req.Scope == "container" && req.Force && req.DeadlineMillis == 1500:

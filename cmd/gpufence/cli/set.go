@@ -5,12 +5,14 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
 // States of a resize.
@@ -32,13 +34,15 @@ func (a *app) set() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set CONTAINER KEY=VALUE...",
 		Short: "change limits of a running container",
-		Long: "set changes limits while the container runs, up or down, without a restart.\n\n" +
-			"Growing is admitted or refused at once. Shrinking below what is in use is pending: new\n" +
+		Long: "set changes limits while the container runs, up or down, without a restart: memory.max,\n" +
+			"memory.high, memory.min, memory.swap.max and memory.oom.group, several at once.\n\n" +
+			"A memory.max or memory.min that grows is admitted or refused, after up to 5 s if memory\n" +
+			"of exited processes is on its way back. Shrinking below what is in use is pending: new\n" +
 			"allocations are refused, and the limit holds as soon as the container has freed\n" +
 			"enough. At the deadline everything goes back to the old limit and the answer is\n" +
 			"ResizeFailed with exit status 1; with --force the container is killed instead.\n" +
 			"A container that is restarted goes back to its annotation.",
-		Example: "  gpufence set notebook memory.max=6Gi\n  gpufence set notebook memory.max=2Gi --deadline 5s",
+		Example: "  gpufence set notebook memory.max=6Gi\n  gpufence set notebook memory.high=4Gi memory.oom.group=false\n  gpufence set notebook memory.max=2Gi --deadline 5s",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return usagef("set takes a container and what to change: gpufence set CONTAINER memory.max=6Gi")
@@ -66,7 +70,7 @@ func (a *app) set() *cobra.Command {
 	}
 	outputFlag(cmd, &output, "table", "json")
 	f := cmd.Flags()
-	f.StringVar(&req.Scope, "scope", "", "whose limit: pod or container (default: whichever has one)")
+	f.StringVar(&req.Scope, "scope", "", "whose limit: pod or container (default: whichever has the memory.max)")
 	f.BoolVar(&req.Force, "force", false, "kill the container if it does not free enough by the deadline")
 	f.BoolVar(&noWait, "no-wait", false, "do not wait for the end of a pending resize")
 	f.DurationVar(&deadline, "deadline", 0, "how long a shrink may be pending (default: node policy)")
@@ -146,9 +150,25 @@ func (a *app) sayPending(ctx context.Context, client *api.Client, id string) {
 }
 
 func (a *app) setTable(resp api.SetResponse) error {
-	t := newTable(a.stdout, "GPU", "DESIRED", "ALLOCATED", "ACTUATED", "ACTUAL", "STATE", "WHY")
+	t := newTable(a.stdout, "KEY", "GPU", "DESIRED", "ALLOCATED", "ACTUATED", "ACTUAL", "STATE", "WHY")
 	for _, r := range resp.Resizes {
-		t.row(r.GPU, limit(r.Desired), limit(r.Allocated), limit(r.Actuated), limit(r.Actual), r.State, r.Why)
+		t.row(keyOf(r), r.GPU, valueOf(r, r.Desired), valueOf(r, r.Allocated), valueOf(r, r.Actuated), valueOf(r, r.Actual), r.State, r.Why)
 	}
 	return t.flush()
+}
+
+// keyOf is which limit a resize is of; an older gpufenced knows of one only.
+func keyOf(r api.Resize) string {
+	if r.Key == "" {
+		return quota.KeyMemoryMax
+	}
+	return r.Key
+}
+
+// valueOf is a number of a resize as a person reads it.
+func valueOf(r api.Resize, v uint64) string {
+	if r.Key == quota.KeyOOMGroup {
+		return strconv.FormatBool(v != 0)
+	}
+	return limit(v)
 }
