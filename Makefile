@@ -77,7 +77,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 
 test-go: # without systemd-analyze the units' test is skipped, by name
 	@$(DEPS) --try systemd-analyze || [ $$? = 3 ]
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -117,6 +117,17 @@ test-enforcer:
 
 test-e2e:
 	$(GOTEST) -count=1 ./tests/e2e/...
+
+# Beside what everything runs with.
+K8S_NEEDS := package:iproute2
+
+.PHONY: test-k8s
+test-k8s: ## a real Kubernetes with simulated GPUs on this machine; its programs are built once, outside the work tree
+	@$(DEPS) $(RUN_NEEDS) $(K8S_NEEDS)
+	@start=$$SECONDS; tests/programs/build kubernetes containerd crictl cni >/dev/null; echo "suite test-k8s programs: $$((SECONDS - start)) s"
+	@$(MAKE) build
+	@start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/k8s || word=" failed after"; \
+	  echo "suite test-k8s cluster:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
 
 .PHONY: lint
 lint: ## Go, C and shell lints, house rules, formatting
