@@ -174,6 +174,7 @@ type gpuState struct {
 	context map[int]contextSeen
 	// draining are containers that ended and whose memory is still listed.
 	draining map[policy.ContainerID]drain
+	last     lastStep
 }
 
 // procID is a process for as long as the node is up.

@@ -25,6 +25,10 @@ type facts struct {
 	// exempt changes with the policy on exempt processes, which isExempt asks.
 	exempt   uint64
 	isExempt func(act.Identity, string) bool
+
+	exited *act.Exits // nil: every process is looked at every time
+	exits  uint64     // how many were seen to exit
+	pids   []int      // room for those
 }
 
 type procFact struct {
@@ -36,10 +40,48 @@ type procFact struct {
 	exempt    bool
 	judged    uint64 // by which policy it is exempt or not
 	used      bool   // in this step
+
+	watched bool          // its exit will be told
+	ended   bool          // it was
+	checked time.Duration // when it was last seen to be alive and not exiting
 }
 
 func newFacts(host *act.Host) *facts {
-	return &facts{host: host, procs: map[int]*procFact{}, exempt: 1}
+	f := &facts{host: host, procs: map[int]*procFact{}, exempt: 1}
+	if e, err := act.NewExits(); err == nil { // else every process is looked at each time
+		f.exited = e
+	}
+	return f
+}
+
+// look learns who has exited. It says whether that could be known.
+func (f *facts) look() bool {
+	if f.exited == nil {
+		return false
+	}
+	pids, err := f.exited.Look(f.pids[:0])
+	f.pids = pids
+	for _, pid := range pids {
+		f.exits++
+		if p := f.procs[pid]; p != nil {
+			p.ended = true
+		}
+	}
+	if err != nil {
+		for _, p := range f.procs {
+			p.watched = false
+		}
+	}
+	return err == nil
+}
+
+// alive says that it is neither exiting nor gone; if it cannot be told, that it is not.
+func (p *procFact) alive(now time.Duration) bool {
+	if p.watch == nil || p.ended || !p.watch.Alive() {
+		return false
+	}
+	p.checked = now
+	return true
 }
 
 func (f *facts) drop(pid int) {
@@ -56,6 +98,9 @@ func (f *facts) drop(pid int) {
 func (f *facts) close() {
 	for pid := range f.procs {
 		f.drop(pid)
+	}
+	if f.exited != nil {
+		_ = f.exited.Close() // only held to learn of exits
 	}
 }
 
@@ -88,10 +133,11 @@ func (d *Daemon) owners() owners {
 }
 
 // fact says who has a pid now; ok is false if nobody has. An error says that it cannot be told
-// now: a process without a fact would count as exited, so nothing may be decided then.
-func (f *facts) fact(pid int, o owners) (fact policy.ProcFact, ok bool, err error) {
+// now: a process without a fact would count as exited, so nothing may be decided then. One that was
+// looked at a moment ago and has not exited since is not looked at again, unless it is doubtful.
+func (f *facts) fact(pid int, o owners, now time.Duration, doubtful bool) (fact policy.ProcFact, ok bool, err error) {
 	for range 3 {
-		fact, ok, err = f.read(pid, o)
+		fact, ok, err = f.read(pid, o, now, doubtful)
 		if !errors.Is(err, act.ErrUnstable) {
 			break // else its pid went to another process just now
 		}
@@ -99,9 +145,9 @@ func (f *facts) fact(pid int, o owners) (fact policy.ProcFact, ok bool, err erro
 	return fact, ok, err
 }
 
-func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
+func (f *facts) read(pid int, o owners, now time.Duration, doubtful bool) (policy.ProcFact, bool, error) {
 	p := f.procs[pid]
-	if p != nil && p.container != "" && p.watch != nil && p.watch.Alive() {
+	if p != nil && p.container != "" && (!doubtful && p.watched && !p.ended && !p.process.Exiting && now-p.checked < probeEvery || p.alive(now)) {
 		// Nearly always: the same process, and no sign of its end.
 		p.used, p.process.Exiting = true, false
 		return policy.ProcFact{PID: pid, Start: p.process.Start, Container: p.container, Comm: p.process.Comm}, true, nil
@@ -114,6 +160,8 @@ func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 		if exited {
 			f.drop(pid)
 			p = nil
+		} else {
+			p.ended = false // that was an earlier holder of the pid
 		}
 	}
 	if p != nil && p.container == "" && p.version != f.version {
@@ -151,6 +199,8 @@ func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 		if watch, err := f.host.Watch(pid, proc.Start); err == nil {
 			p.watch = watch
 		}
+		// Before it is looked at: an exit in between is told or seen.
+		p.watched = f.exited != nil && f.exited.Add(fd) == nil
 		exited, err := fd.Exited()
 		if err != nil {
 			return policy.ProcFact{}, false, err
@@ -162,8 +212,8 @@ func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 	} else if p.container != "" {
 		// An exiting process gives its memory back soon and must not be judged; that shows in
 		// /proc only, and matters for ours only.
-		if now, err := f.host.Process(pid); err == nil && now.Start == p.process.Start {
-			p.process = now
+		if fresh, err := f.host.Process(pid); err == nil && fresh.Start == p.process.Start {
+			p.process = fresh
 		}
 	}
 	p.used = true
@@ -180,6 +230,15 @@ func (f *facts) read(pid int, o owners) (policy.ProcFact, bool, error) {
 		out.State = policy.Exiting
 	}
 	return out, true, nil
+}
+
+// use keeps what a step has asked for that still holds.
+func (f *facts) use(pids []int) {
+	for _, pid := range pids {
+		if p := f.procs[pid]; p != nil {
+			p.used = true
+		}
+	}
 }
 
 // sweep drops what no step of any GPU has asked for since the last sweep.
@@ -262,13 +321,12 @@ func (rt *podRuntime) slotContainer(s *ledger.Slot) string {
 	return ""
 }
 
-// slotFacts are a pod's slots on one GPU.
-func (d *Daemon) slotFacts(p *registry.Pod, rt *podRuntime, uuid string, tick uint64) []policy.SlotFact {
+// slotFacts appends a pod's slots on one GPU.
+func (d *Daemon) slotFacts(out []policy.SlotFact, p *registry.Pod, rt *podRuntime, uuid string, tick uint64) []policy.SlotFact {
 	gpuIndex := p.GPUIndex(uuid)
 	if gpuIndex < 0 || rt.snapshot == nil {
-		return nil
+		return out
 	}
-	out := make([]policy.SlotFact, 0, len(rt.snapshot.Slots)+1)
 	add := func(s *ledger.Slot, overflow bool) {
 		g := &s.GPU[gpuIndex]
 		f := policy.SlotFact{
@@ -309,6 +367,9 @@ func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
 		rt.broken = ""
 		d.podEvent(p, "ledger-whole", "the pod's ledger is whole again")
 	}
+	if s == rt.snapshot && len(rt.owners) == len(s.Slots) {
+		return // nothing has happened, and everybody is known
+	}
 	rt.snapshot = s
 	d.findOwners(p, rt)
 	if p.Totals.Observe(s, rt.slotContainer) {
@@ -327,7 +388,8 @@ type contextSeen struct {
 // learnContexts raises or lowers what a context costs in a pod to the largest that was seen
 // there. It is kept a pod for itself, since who writes the slots could lower another's; and never
 // above the upper bound, since who allocates behind the shim could raise it.
-func (d *Daemon) learnContexts(g *gpuState, out *policy.Output) {
+// It says whether it will know more by and by.
+func (d *Daemon) learnContexts(g *gpuState, out *policy.Output) (learning bool) {
 	present := map[int]bool{}
 	for _, p := range out.Processes {
 		c := d.reg.ByID(p.Container)
@@ -346,10 +408,12 @@ func (d *Daemon) learnContexts(g *gpuState, out *policy.Output) {
 		last, ok := g.context[p.PID]
 		if !ok || last.start != p.Start || last.bytes != p.NVMLBytes {
 			g.context[p.PID] = contextSeen{p.Start, p.NVMLBytes, d.mono()}
+			learning = true
 			continue
 		}
 		// NVML may lag, and a context grows for a while after its creation.
 		if d.mono()-last.since < 2*d.cfg.Settle {
+			learning = true
 			continue
 		}
 		pod := c.Pod()
@@ -359,6 +423,7 @@ func (d *Daemon) learnContexts(g *gpuState, out *policy.Output) {
 			}
 			pod.ContextBytes[g.info.UUID] = p.NVMLBytes
 			d.dirty[pod.Name] = true
+			learning = true
 		}
 	}
 	for pid := range g.context {
@@ -366,6 +431,7 @@ func (d *Daemon) learnContexts(g *gpuState, out *policy.Output) {
 			delete(g.context, pid)
 		}
 	}
+	return learning
 }
 
 func units(b uint64) uint64 {

@@ -238,6 +238,7 @@ func (d *Daemon) letNVMLGo(ctx context.Context) error {
 	open := d.node.letGo && !d.node.closed && len(d.gpus) > 0
 	for _, g := range d.gpus {
 		forget(&g.out)
+		g.last.made = false
 		g.sample.Err = errQuiesced
 	}
 	d.notify()

@@ -25,31 +25,37 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 		return
 	}
 	uuid := g.info.UUID
-	g.inFlight, g.have, g.sample, g.number = false, true, s, number
+	before := g.sample.Processes
+	g.inFlight, g.have = false, true
+	pods := d.podsOn(uuid)
+	for _, p := range pods {
+		if rt := d.runtime[p.Name]; rt != nil && rt.pages != nil {
+			d.readLedger(p, rt)
+		}
+	}
+	if now := d.mono(); d.repeats(g, number, &s, pods, now) {
+		d.repeat(g, number, s, now)
+		return
+	}
+	g.sample, g.number = s, number
 	in := policy.Input{Sample: sampleFact(number, s)}
 	info := sampleInfo(number, s)
 	if !d.cfg.KillMPS {
 		info.Spared = s.MPS
 	}
-
-	pods := d.podsOn(uuid)
 	for _, p := range pods {
 		if rt := d.runtime[p.Name]; rt != nil && rt.pages != nil {
-			d.readLedger(p, rt)
-			in.Slots = append(in.Slots, d.slotFacts(p, rt, uuid, number)...)
-		}
-		for _, c := range p.Containers {
-			if c.State == registry.Running && hasGPU(c, uuid) {
-				in.Containers = append(in.Containers, d.containerFact(c, uuid))
-			}
+			in.Slots = d.slotFacts(in.Slots, p, rt, uuid, number)
 		}
 	}
-	for _, dr := range g.draining {
-		in.Containers = append(in.Containers, dr.fact)
-	}
+	in.Containers = d.containerFacts(g.last.room[:0], g, pods)
+	d.facts.look()
 	o := d.owners()
-	for _, pid := range stepPIDs(&in.Sample, in.Slots, g.out.Processes) {
-		f, ok, err := d.facts.fact(pid, o)
+	all, changed := d.doubtful(g, &in, before, s.Processes)
+	pids := stepPIDs(&in.Sample, in.Slots, g.out.Processes)
+	in.Processes = make([]policy.ProcFact, 0, len(pids))
+	for _, pid := range pids {
+		f, ok, err := d.facts.fact(pid, o, d.mono(), all || changed[pid])
 		if err != nil {
 			in.Sample.Complete, in.Sample.Why = false, fmt.Sprintf("process %d cannot be read: %v", pid, err)
 			info.Complete, info.Why = false, in.Sample.Why
@@ -68,7 +74,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	d.seen.set(uuid, info, out.Containers)
 
 	d.count(g, &out)
-	d.learnContexts(g, &out)
+	learning := d.learnContexts(g, &out)
 	d.followResizes(g)
 	for _, r := range out.Resizes {
 		d.resizeEnded(g, r.Resize)
@@ -110,6 +116,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 		time.AfterFunc(d.cfg.KillInterval, d.poke)
 	}
 	g.above = above
+	d.remember(g, pods, &in, pids, learning)
 	d.notify()
 }
 
@@ -400,6 +407,9 @@ func (d *Daemon) housekeep() {
 		for _, p := range d.reg.Pods() {
 			d.writeFiles(p, false)
 		}
+	}
+	for _, g := range d.gpus {
+		d.facts.use(g.last.pids)
 	}
 	d.facts.sweep()
 }

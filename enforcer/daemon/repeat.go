@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpufence/gpufence/enforcer/fence"
+	"github.com/gpufence/gpufence/enforcer/gpu"
+	"github.com/gpufence/gpufence/enforcer/ledger"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
+)
+
+const (
+	// probeEvery is how often what no answer, no page and no pidfd tells is looked at while nothing
+	// else happens: whether a process has begun to exit, and whether exec made it leave its slot.
+	// Both only make a number smaller, and before anybody is judged processes are looked at anyway
+	// (see [Daemon.doubtful]).
+	probeEvery = time.Second
+	// stepEvery is how often a step is made although nothing has changed: steps put things right
+	// that others have touched, such as pages.
+	stepEvery = 10 * time.Second
+)
+
+// lastStep is what the newest full step of a GPU went by.
+type lastStep struct {
+	made       bool
+	at, probed time.Duration
+	pods       []*registry.Pod
+	snapshots  []*ledger.Snapshot // of the pods
+	containers []policy.ContainerFact
+	pids       []int // that it has asked for
+	sample     gpu.Sample
+	version    uint64 // of the set of registered cgroups
+	exempt     uint64
+	exits      uint64
+	waits      bool // something in it waits for a time
+
+	room []policy.ContainerFact // for the facts of the next one
+}
+
+// containerFacts are the containers of a GPU.
+func (d *Daemon) containerFacts(to []policy.ContainerFact, g *gpuState, pods []*registry.Pod) []policy.ContainerFact {
+	uuid := g.info.UUID
+	for _, p := range pods {
+		for _, c := range p.Containers {
+			if c.State == registry.Running && hasGPU(c, uuid) {
+				to = append(to, d.containerFact(c, uuid))
+			}
+		}
+	}
+	for _, dr := range g.draining {
+		to = append(to, dr.fact)
+	}
+	return to
+}
+
+// remember keeps what a full step went by. The caller holds mu.
+func (d *Daemon) remember(g *gpuState, pods []*registry.Pod, in *policy.Input, pids []int, learning bool) {
+	l := &g.last
+	l.made, l.at, l.probed = true, in.Now, in.Now
+	l.pods = append(l.pods[:0], pods...)
+	l.snapshots = l.snapshots[:0]
+	l.waits = learning || len(g.draining) > 0 ||
+		g.out.UnattributedBytes > unattributedLimit && !g.unattributed
+	for _, p := range pods {
+		var s *ledger.Snapshot
+		if rt := d.runtime[p.Name]; rt != nil {
+			s = rt.snapshot
+		}
+		if s != nil && overflows(s) {
+			l.waits = true
+		}
+		l.snapshots = append(l.snapshots, s)
+	}
+	l.room, l.containers = l.containers[:0], in.Containers
+	l.pids, l.sample = pids, g.sample
+	l.version, l.exempt, l.exits = d.facts.version, d.facts.exempt, d.facts.exits
+}
+
+// repeats says whether a sample and everything beside it is what the newest full step went by, so
+// that another step would change nothing. The ledgers were read. The caller holds mu.
+func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*registry.Pod, now time.Duration) bool {
+	l := &g.last
+	if !l.made || l.waits || g.above || g.rising || len(d.killing) > 0 || !g.machine.Settled() || now-l.at >= stepEvery {
+		return false
+	}
+	if !s.Complete() || s.MemoryErr != nil || s.Memory != l.sample.Memory || !slices.Equal(s.Processes, l.sample.Processes) || !slices.Equal(s.MPS, l.sample.MPS) {
+		return false
+	}
+	if l.version != d.facts.version || l.exempt != d.facts.exempt || !d.facts.look() || l.exits != d.facts.exits || !slices.Equal(pods, l.pods) {
+		return false
+	}
+	for i, p := range pods {
+		rt := d.runtime[p.Name]
+		if rt == nil || rt.snapshot != l.snapshots[i] || rt.number > number { // then peaks may be missing
+			return false
+		}
+		for _, c := range p.Containers {
+			if c.Kill != nil && !c.Kill.Confirmed {
+				return false
+			}
+		}
+		for _, r := range p.Resizes[g.info.UUID] {
+			if r.State == policy.ResizePending {
+				return false
+			}
+		}
+	}
+	l.room = d.containerFacts(l.room[:0], g, pods)
+	if !slices.Equal(l.room, l.containers) {
+		return false
+	}
+	if now-l.probed >= probeEvery {
+		if !d.probe(g, pods) {
+			return false
+		}
+		l.probed = now
+	}
+	return true
+}
+
+// probe looks at processes and locks, and says whether all of them are as they were: alive, held.
+func (d *Daemon) probe(g *gpuState, pods []*registry.Pod) bool {
+	now := d.mono()
+	for _, pid := range g.last.pids {
+		if p := d.facts.procs[pid]; p == nil || p.container != "" && !p.alive(now) {
+			return false
+		}
+	}
+	for _, p := range pods {
+		rt := d.runtime[p.Name]
+		if rt == nil || rt.snapshot == nil {
+			continue
+		}
+		for i := range rt.snapshot.Slots {
+			if free, err := rt.pages.Ledger().LockFree(rt.snapshot.Slots[i].Index); err != nil || free {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// repeat takes a sample in that says what the last one said. The caller holds mu.
+func (d *Daemon) repeat(g *gpuState, number uint64, s gpu.Sample, now time.Duration) {
+	g.machine.Repeat(s.Began)
+	g.sample, g.number, g.outAt, g.lastKnown = s, number, now, now
+	if g.out.UnattributedBytes <= unattributedLimit {
+		g.unexplained = now
+	}
+	info := fence.SampleInfo{Number: number, Began: s.Began, Complete: true, Processes: len(s.Processes)}
+	if !d.cfg.KillMPS {
+		info.Spared = s.MPS
+	}
+	d.seen.sample(g.info.UUID, info)
+	d.notify()
+}
+
+func overflows(s *ledger.Snapshot) bool {
+	for i := range s.Overflow.GPU {
+		if o := &s.Overflow.GPU[i]; o.DeviceBytes != 0 || o.ManagedBytes != 0 || o.SwapBytes != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// doubtful says which processes must be looked at in this step, whatever was known a moment ago,
+// since somebody may be judged by whether they are exiting: all where a limit is crossed or policy
+// judges by other things than limits, and otherwise those whose memory is not what it was.
+func (d *Daemon) doubtful(g *gpuState, in *policy.Input, before []gpu.Process, now []gpu.Process) (all bool, changed map[int]bool) {
+	if d.pol.ShimKill || d.cfg.Admit == "kill-over-min" || !in.Sample.Complete || len(g.machine.PendingResizes()) > 0 {
+		return true, nil
+	}
+	inContainer, inPod := map[policy.ContainerID]uint64{}, map[policy.PodID]uint64{}
+	for i, j := 0, 0; i < len(now); i++ {
+		row := &now[i]
+		p := d.facts.procs[row.PID]
+		if p == nil {
+			return true, nil // whose it is will be known in this step only
+		}
+		inContainer[p.container] += min(row.Bytes, quota.Unlimited-inContainer[p.container])
+		for j < len(before) && before[j].PID < row.PID {
+			j++
+		}
+		if j == len(before) || before[j] != *row {
+			if changed == nil {
+				changed = map[int]bool{}
+			}
+			changed[row.PID] = true
+		}
+	}
+	for i := range in.Containers {
+		c := &in.Containers[i]
+		used := inContainer[c.ID]
+		inPod[c.Pod] += min(used, quota.Unlimited-inPod[c.Pod])
+		if used > c.Container.Max || inPod[c.Pod] > c.PodLimits.Max {
+			return true, nil
+		}
+	}
+	return false, changed
+}
+
+// sample keeps what is known of the newest sample where nothing else has changed.
+func (s *seen) sample(uuid string, info fence.SampleInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.samples[uuid] = info
+}
