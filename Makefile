@@ -94,7 +94,8 @@ test-shim:
 test-shim-library:
 	@$(MAKE) -C shim test OUT=$(DIST)
 test-shim-coverage: # every function that takes memory, with its table; and killed while at it
-	$(GOTEST) -count=1 ./tests/coverage ./tests/killfuzz
+	$(GOTEST) -count=1 ./tests/coverage
+	$(GOTEST) -count=1 -v ./tests/killfuzz
 	@cat $(DIST)/shim-coverage.md
 test-shim-builds:
 	@status=0; $(DEPS) --try $(SHIM_NEEDS) || status=$$?; \
@@ -165,7 +166,7 @@ soak: soak-ledger soak-crash ## the long runs: kill fuzz of the ledger, crashes 
 	@$(DEPS) $(RUN_NEEDS)
 	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
 
-soak-ledger: ## 16 processes on one ledger, killed at random for 60 s: it must sum to 0, no reserve above 100 ms
+soak-ledger: ## 16 processes on one ledger for 60 s, 64 on all of the API for 10,000 kills: it must sum to 0, no reserve above 100 ms
 	@$(DEPS) $(BUILD_NEEDS)
 	@$(MAKE) build-shim
 	@$(MAKE) -C shim soak OUT=$(DIST) SECONDS=$(SOAK_SECONDS)

@@ -9,6 +9,7 @@
  *
  * FILE holds one struct killfuzz_worker for each, which whoever watches reads.
  */
+#include "../../../shim/test/timed.h"
 #include "rows.h"
 
 #include <errno.h>
@@ -27,6 +28,7 @@ struct killfuzz_worker {
 	uint64_t busy_since_ns[2]; /* of each thread; 0: in no call */
 	uint64_t takes, refusals, gives, starts;
 	uint64_t longest_wall_ns, longest_cpu_ns;
+	struct timed reserves; /* in these calls, as the timed build of the shim tells */
 };
 
 #define HELD 8
@@ -189,6 +191,9 @@ static int worker(void)
 	__atomic_store_n(&me->busy_since_ns[1], 0, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&me->starts, 1, __ATOMIC_RELAXED);
 	sigaction(SIGALRM, &act, NULL);
+	struct timed **timed = (struct timed **)dlsym(RTLD_DEFAULT, "gpufence_timed");
+	if (timed)
+		*timed = &me->reserves;
 	cuda_library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!cuda_library)
 		return 4;
