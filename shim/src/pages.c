@@ -16,6 +16,7 @@
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
+#define MADV_NO_SUCH_ADVICE 0x6e6f6e65
 #ifndef F_OFD_SETLK
 #define F_OFD_SETLK 37
 #endif
@@ -115,6 +116,12 @@ void pages_unmap(const void *memory, size_t size)
 	errno = kept;
 }
 
+/* Emulators of another machine accept any advice and follow none: their yes means nothing. */
+static bool wipes_on_fork(void *m, size_t size)
+{
+	return !pages_no_wipe && madvise(m, size, MADV_WIPEONFORK) == 0 && madvise(m, size, MADV_NO_SUCH_ADVICE) != 0;
+}
+
 void *pages_wiped_slow(struct pages_wiped *w, size_t size)
 {
 	uint32_t pid = pages_pid();
@@ -129,7 +136,7 @@ void *pages_wiped_slow(struct pages_wiped *w, size_t size)
 		errno = kept;
 		return NULL;
 	}
-	if (pages_no_wipe || madvise(m, size + PAGES_WIPED_HEADER, MADV_WIPEONFORK) != 0) {
+	if (!wipes_on_fork(m, size + PAGES_WIPED_HEADER)) {
 		*(uint32_t *)(void *)m = pid;
 		half_store_relaxed(&w->by_pid, 1);
 	}

@@ -55,7 +55,7 @@ static inline void pages_unlock(uint64_t *lock) { __atomic_store_n(lock, 0, __AT
 
 /*
  * Memory that a fork child finds zeroed, however it was forked (MADV_WIPEONFORK). Where the
- * kernel has no such thing, the process id is compared at each use instead.
+ * kernel has no such thing, or an emulator only says so, the process id is compared at each use instead.
  * The struct is zero-initialised statically; the memory appears at the first use and never goes.
  */
 struct pages_wiped {
