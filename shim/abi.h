@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 #define GPUFENCE_ABI_MAJOR 1
-#define GPUFENCE_ABI_MINOR 1
+#define GPUFENCE_ABI_MINOR 2
 
 #define GPUFENCE_LIMITS_MAGIC UINT64_C(0x314d494c46555047) /* "GPUFLIM1" in memory order */
 #define GPUFENCE_LEDGER_MAGIC UINT64_C(0x3147444c46555047) /* "GPUFLDG1" in memory order */
@@ -181,7 +181,7 @@ struct gpufence_ledger {
 	uint32_t reserved0;        /* 0x24 */
 	uint64_t high_slot;        /* 0x28 hint: no slot at or above it was ever claimed; clamp it */
 	uint64_t reclaim_request;  /* 0x30 hint to gpufenced: bumped by whoever was refused */
-	uint64_t reserved1;        /* 0x38 */
+	uint64_t pressed;          /* 0x38 bumped by whoever charged above memory.high: launches look again */
 };
 
 #define GPUFENCE_LEDGER_HEADER_BYTES 4096u

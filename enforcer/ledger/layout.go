@@ -8,7 +8,7 @@ import "time"
 // here with the C compiler's.
 const (
 	ABIMajor = 1
-	ABIMinor = 1
+	ABIMinor = 2
 
 	// LimitsMagic reads "GPUFLIM1" in memory order, LedgerMagic "GPUFLDG1".
 	LimitsMagic uint64 = 0x314d494c46555047
@@ -116,7 +116,7 @@ const (
 	headerReserved0      = 0x24
 	headerHighSlot       = 0x28
 	headerReclaimRequest = 0x30
-	headerReserved1      = 0x38
+	headerPressed        = 0x38
 	headerBytes          = 0x40
 )
 

@@ -53,7 +53,7 @@ var mirror = map[string]uint64{
 	"ledger.magic": headerMagic, "ledger.abi_major": headerMajor, "ledger.abi_minor": headerMinor,
 	"ledger.header_bytes": headerHeaderBytes, "ledger.total_bytes": headerTotalBytes, "ledger.slot_count": headerSlotCount,
 	"ledger.slot_bytes": headerSlotBytes, "ledger.gpu_count_max": headerGPUCountMax, "ledger.reserved0": headerReserved0,
-	"ledger.high_slot": headerHighSlot, "ledger.reclaim_request": headerReclaimRequest, "ledger.reserved1": headerReserved1,
+	"ledger.high_slot": headerHighSlot, "ledger.reclaim_request": headerReclaimRequest, "ledger.pressed": headerPressed,
 	"ledger": headerBytes,
 }
 

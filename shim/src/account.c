@@ -70,10 +70,37 @@ struct process {
 static struct pages_wiped memory;
 static const char *pages_dir;
 
+struct pages_wiped account_calm_memory;
+
 static struct process *process(void) { return pages_wiped(&memory, sizeof(struct process)); }
 
 void account_set_dir(const char *dir) { __atomic_store_n(&pages_dir, dir, __ATOMIC_RELEASE); }
 
+static struct account_calm *calm(void) { return pages_wiped(&account_calm_memory, sizeof(struct account_calm)); }
+
+/* Launches look at the pages from here on. Before they are said to be open. */
+static bool watch_limits(const struct process *p)
+{
+	struct account_calm *c = calm();
+	if (c == NULL)
+		return false;
+	const uint64_t *latch = limits_latch(&p->limits);
+	word_store(&c->seen_latch, word_load_acquire(latch) - 1); /* look once */
+	__atomic_store_n(&c->pressed, &c->alone, __ATOMIC_RELEASE);
+	__atomic_store_n(&c->latch, latch, __ATOMIC_RELEASE);
+	return true;
+}
+
+/* The ledger's word, while it is used: one that was cut must not be touched. */
+static void watch_ledger(const struct process *p, bool used)
+{
+	struct account_calm *c = calm();
+	if (c == NULL)
+		return;
+	const uint64_t *word = used ? ledger_pressed(&p->ledger) : &c->alone;
+	if (__atomic_exchange_n(&c->pressed, word, __ATOMIC_ACQ_REL) != word)
+		word_store(&c->seen_latch, word_load_acquire(limits_latch(&p->limits)) - 1); /* it counts otherwise */
+}
 
 /* Opens the limits page, unless another thread has, or there is none. */
 __attribute__((noinline)) static bool open_limits(struct process *p)
@@ -87,6 +114,8 @@ __attribute__((noinline)) static bool open_limits(struct process *p)
 		int r = pages_path(path, dir, GPUFENCE_LIMITS_NAME) && pages_path(p->ledger_path, dir, GPUFENCE_LEDGER_NAME) ?
 				limits_open(&p->limits, path) :
 				-ENOENT;
+		if (r == 0 && !watch_limits(p))
+			r = -ENOMEM;
 		/* What may pass (no descriptor left, no memory) is tried again at the next call: it
 		 * must not leave this process without limits for good. */
 		if (r == 0)
@@ -231,6 +260,7 @@ static void move_to(struct process *p, uint64_t old, uint32_t slot, uint32_t gen
 		}
 	}
 	__atomic_store_n(&p->registration, registration_word(slot, generation, epoch), __ATOMIC_SEQ_CST);
+	watch_ledger(p, slot != SLOT_PRIVATE);
 	void *old_hold = p->hold;
 	p->hold = hold;
 	if (old != 0 && slot_of(old) != SLOT_PRIVATE && slot != SLOT_PRIVATE && is_overflow(p, old)) {
@@ -701,6 +731,40 @@ bool account_above_high(int gpu, struct account_high *high)
 	high->over_bytes = excess_over(limit.high_bytes, bytes_of(sum.container_units, limit.excess_bytes));
 	high->pod_over_bytes = excess_over(limit.pod_high_bytes, bytes_of(sum.pod_units, limit.pod_excess_bytes));
 	return high->over_bytes != 0 || high->pod_over_bytes != 0;
+}
+
+void account_press(void)
+{
+	struct process *p = opened(false);
+	struct account_calm *c = p != NULL ? calm() : NULL;
+	if (c == NULL)
+		return;
+	uint64_t *word = __atomic_load_n(&c->pressed, __ATOMIC_ACQUIRE) == &c->alone ? &c->alone : ledger_pressed(&p->ledger);
+	__atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
+}
+
+uint32_t account_look(void)
+{
+	struct process *p = opened(false);
+	struct account_calm *c = p != NULL ? calm() : NULL;
+	struct account_high high;
+	uint32_t above = 0;
+	if (c == NULL)
+		return 0;
+	/* First the words, then what they stand for. */
+	uint64_t latch = word_load_acquire(limits_latch(&p->limits));
+	const uint64_t *word = __atomic_load_n(&c->pressed, __ATOMIC_ACQUIRE);
+	uint64_t pressed = word_load(word);
+	for (unsigned g = 0; g < p->limits.gpus; g++)
+		if (account_above_high((int)g, &high))
+			above |= UINT32_C(1) << g;
+	if (above == 0) {
+		word_store(&c->seen_latch, latch);
+		word_store(&c->seen_pressed, pressed);
+		if (__atomic_load_n(&c->pressed, __ATOMIC_ACQUIRE) != word)
+			word_store(&c->seen_latch, latch - 1);
+	}
+	return above;
 }
 
 void account_throttled(int gpu, uint64_t ns)

@@ -19,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "pages.h"
+
 enum account_counter {
 	ACCOUNT_DEVICE,  /* device memory, contexts included */
 	ACCOUNT_MANAGED, /* managed memory, counted as on the device */
@@ -64,6 +66,37 @@ struct account_high {
 
 /* Whether anything is. */
 bool account_above_high(int gpu, struct account_high *high);
+
+/*
+ * What a launch looks at. memory.high can only be crossed by a charge, and whoever makes it bumps a
+ * word of the ledger (account_press), or by what gpufenced publishes. As long as both words are as
+ * they were when nothing was above, nothing is, however many processes charge: a load and a branch.
+ */
+struct account_calm {
+	const uint64_t *latch;   /* NULL: no pages */
+	const uint64_t *pressed;
+	uint64_t seen_latch, seen_pressed; /* when nothing was above */
+	uint64_t alone;          /* what is bumped where there is no ledger */
+};
+extern struct pages_wiped account_calm_memory;
+static inline bool account_calm(void)
+{
+	if (__atomic_load_n(&account_calm_memory.memory, __ATOMIC_ACQUIRE) == NULL)
+		return true; /* the pages were not asked for yet */
+	const struct account_calm *c = pages_wiped(&account_calm_memory, sizeof *c);
+	if (c == NULL)
+		return true;
+	const uint64_t *latch = __atomic_load_n(&c->latch, __ATOMIC_ACQUIRE);
+	return latch == NULL ||
+	       (word_load_acquire(latch) == word_load_relaxed(&c->seen_latch) &&
+		word_load_acquire(__atomic_load_n(&c->pressed, __ATOMIC_RELAXED)) == word_load_relaxed(&c->seen_pressed));
+}
+
+/* Looks again: the GPUs, one bit each, where something is above memory.high. */
+uint32_t account_look(void);
+
+/* Makes every launch of the pod look again: a charge went above memory.high. */
+void account_press(void);
 
 /* Whether a process of our pid namespace has a slot in the pod's ledger. */
 bool account_has_process(uint32_t pid);

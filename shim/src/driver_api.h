@@ -257,6 +257,35 @@ typedef CUresult fn_cuGraphNodeGetType(CUgraphNode, int *type);
 typedef CUresult fn_cuGraphUpload(CUgraphExec, CUstream);
 typedef CUresult fn_cuGraphUpload_ptsz(CUgraphExec, CUstream);
 
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUlaunchConfig_st {
+	unsigned int gridDim[3], blockDim[3], sharedMemBytes;
+	CUstream hStream;
+	void *attrs;
+	unsigned int numAttrs;
+} CUlaunchConfig;
+typedef struct CUDA_LAUNCH_PARAMS_st {
+	CUfunction function;
+	unsigned int gridDim[3], blockDim[3], sharedMemBytes;
+	CUstream hStream;
+	void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+_Static_assert(offsetof(CUlaunchConfig, hStream) == 32 && sizeof(CUlaunchConfig) == 56, "launches");
+_Static_assert(offsetof(CUDA_LAUNCH_PARAMS, hStream) == 40 && sizeof(CUDA_LAUNCH_PARAMS) == 56, "launches");
+
+typedef CUresult fn_cuLaunch(CUfunction);
+typedef CUresult fn_cuLaunchCooperativeKernel(CUfunction, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+					      unsigned int by, unsigned int bz, unsigned int shared, CUstream, void **params);
+typedef fn_cuLaunchCooperativeKernel fn_cuLaunchCooperativeKernel_ptsz;
+typedef CUresult fn_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags);
+typedef CUresult fn_cuLaunchGrid(CUfunction, int width, int height);
+typedef CUresult fn_cuLaunchGridAsync(CUfunction, int width, int height, CUstream);
+typedef CUresult fn_cuLaunchKernel(CUfunction, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+				   unsigned int by, unsigned int bz, unsigned int shared, CUstream, void **params, void **extra);
+typedef fn_cuLaunchKernel fn_cuLaunchKernel_ptsz;
+typedef CUresult fn_cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **params, void **extra);
+typedef fn_cuLaunchKernelEx fn_cuLaunchKernelEx_ptsz;
+
 typedef struct CUDA_ARRAY_DESCRIPTOR_st {
 	size_t Width, Height;
 	int Format;

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "account.h"
+#include "driver_api.h"
 
 /* What the limits ask for; 0: nothing is above. */
 uint64_t high_delay_ns(const struct account_high *high);
@@ -22,5 +23,14 @@ static inline void high_after_charge(int gpu)
 	if (__builtin_expect(account_above_high(gpu, &high), 0))
 		high_slow(gpu);
 }
+
+/*
+ * After a launch that the driver took, unless account_calm() said before it that nothing is above:
+ * waits as an allocation would, but 1 ms at most. Not while the stream captures, when nothing runs.
+ * After the launch, not before: one that fails (in a callback of the driver's, say) is not slowed,
+ * and what is asked of the driver here is asked where it may be.
+ */
+void high_launched(CUstream stream, bool per_thread);
+void high_launched_list(const CUDA_LAUNCH_PARAMS *list, unsigned int count);
 
 #endif

@@ -7,6 +7,7 @@
 #include "charge.h"
 #include "device.h"
 #include "graph_plan.h"
+#include "high.h"
 #include "kept.h"
 #include "pages.h"
 #include "real.h"
@@ -242,11 +243,21 @@ static void settle_all(void)
 		return result;                                               \
 	} while (0)
 
-CUresult hook_cuGraphLaunch(CUgraphExec exec, CUstream stream) { TAKES(cuGraphLaunch, true, exec, exec, stream); }
-EXPORT(cuGraphLaunch);
+/* As every launch, it waits above memory.high. */
+#define GRAPH_LAUNCH(symbol, per_thread)                                                                           \
+	static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) { TAKES(symbol, true, exec, exec, stream); } \
+	CUresult hook_##symbol(CUgraphExec exec, CUstream stream)                                                  \
+	{                                                                                                          \
+		bool calm = account_calm();                                                                        \
+		CUresult result = launch_##symbol(exec, stream);                                                   \
+		if (__builtin_expect(!calm, 0) && result == CUDA_SUCCESS)                                          \
+			high_launched(stream, per_thread);                                                         \
+		return result;                                                                                     \
+	}                                                                                                          \
+	EXPORT(symbol)
 
-CUresult hook_cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { TAKES(cuGraphLaunch_ptsz, true, exec, exec, stream); }
-EXPORT(cuGraphLaunch_ptsz);
+GRAPH_LAUNCH(cuGraphLaunch, false);
+GRAPH_LAUNCH(cuGraphLaunch_ptsz, true);
 
 CUresult hook_cuGraphUpload(CUgraphExec exec, CUstream stream) { TAKES(cuGraphUpload, false, exec, exec, stream); }
 EXPORT(cuGraphUpload);

@@ -335,4 +335,6 @@ unsigned ledger_free_lost(struct ledger *l, int fd, unsigned gpu)
 	return freed;
 }
 
+uint64_t *ledger_pressed(const struct ledger *l) { return &header(l)->pressed; }
+
 void ledger_request_reclaim(struct ledger *l) { word_count(&header(l)->reclaim_request); }

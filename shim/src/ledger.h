@@ -83,6 +83,7 @@ unsigned ledger_free_lost(struct ledger *l, int fd, unsigned gpu);
 
 struct gpufence_slot *ledger_slot(const struct ledger *l, uint32_t slot);
 void ledger_request_reclaim(struct ledger *l);
+uint64_t *ledger_pressed(const struct ledger *l);
 
 static inline uint32_t ledger_generation(uint64_t word) { return (uint32_t)(word >> GPUFENCE_UNITS_BITS); }
 static inline unsigned ledger_state(uint64_t owner) { return (unsigned)(owner >> 32) & 0xff; }

@@ -227,6 +227,8 @@ int limits_find(struct limits *l, const uint8_t uuid[16])
 	return -1;
 }
 
+const uint64_t *limits_latch(const struct limits *l) { return &header(l)->latch; }
+
 uint64_t limits_sample(const struct limits *l) { return word_load_acquire(&header(l)->sample); }
 
 bool limits_stale(struct limits *l)

@@ -63,6 +63,9 @@ bool limits_read(struct limits *l, unsigned gpu, struct limits_gpu *to);
 /* The entry that this container has with this UUID, or -1. */
 int limits_find(struct limits *l, const uint8_t uuid[16]);
 
+/* The word that changes whenever gpufenced publishes. */
+const uint64_t *limits_latch(const struct limits *l);
+
 /* The number of the newest NVML sample. */
 uint64_t limits_sample(const struct limits *l);
 

@@ -3,7 +3,7 @@
 
 #include "objects.h"
 
-static uintptr_t addresses[TABLE_SIZE];
+uintptr_t real_addresses[TABLE_SIZE];
 static uintptr_t bases[TABLE_LIBRARIES]; /* of the library that addresses come from; 0: none yet */
 
 static uintptr_t load(const uintptr_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
@@ -14,7 +14,7 @@ static void fill(const struct object *o)
 {
 	for (int id = 0; id < TABLE_SIZE; id++)
 		if (table[id].library == o->library)
-			store(&addresses[id], elf_symbol(&o->view, table[id].symbol));
+			store(&real_addresses[id], elf_symbol(&o->view, table[id].symbol));
 	store(&bases[o->library], o->view.base);
 }
 
@@ -38,17 +38,13 @@ static bool is_known(const struct object *o, void *arg)
 	return o->library == w->library && o->view.base == w->base;
 }
 
-table_function *real_function(enum table_id id)
+table_function *real_search(enum table_id id)
 {
-	uintptr_t address = load(&addresses[id]);
-	if (__builtin_expect(address == 0, 0)) {
-		struct wanted w = { .library = table[id].library };
-		/* A driver that does not have it is not searched again. */
-		if (load(&bases[w.library]) == 0)
-			objects_visit(fill_first, &w);
-		address = load(&addresses[id]);
-	}
-	return (table_function *)address;
+	struct wanted w = { .library = table[id].library };
+	/* A driver that does not have it is not searched again. */
+	if (load(&bases[w.library]) == 0)
+		objects_visit(fill_first, &w);
+	return (table_function *)load(&real_addresses[id]);
 }
 
 void real_refresh(enum table_library library)
@@ -72,8 +68,8 @@ static bool note_one(const struct object *o, void *arg)
 		if (load(&bases[o->library]) != o->view.base)
 			fill(o);
 		/* Some ABIs are reachable only through cuGetProcAddress. */
-		if (load(&addresses[n->id]) == 0)
-			store(&addresses[n->id], n->address);
+		if (load(&real_addresses[n->id]) == 0)
+			store(&real_addresses[n->id], n->address);
 	}
 	return true;
 }
@@ -87,7 +83,7 @@ bool real_note(enum table_id id, uintptr_t address)
 int real_find(uintptr_t address)
 {
 	for (int id = 0; id < TABLE_HOOKS; id++)
-		if (address != 0 && load(&addresses[id]) == address)
+		if (address != 0 && load(&real_addresses[id]) == address)
 			return id;
 	return -1;
 }

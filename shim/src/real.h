@@ -13,8 +13,14 @@
 
 #include "table.h"
 
-/* NULL: the driver is not loaded or does not have it. */
-table_function *real_function(enum table_id id);
+/* NULL: the driver is not loaded or does not have it. Once found, one load: launches pay for it. */
+extern uintptr_t real_addresses[TABLE_SIZE];
+table_function *real_search(enum table_id id);
+static inline table_function *real_function(enum table_id id)
+{
+	uintptr_t address = __atomic_load_n(&real_addresses[id], __ATOMIC_ACQUIRE);
+	return __builtin_expect(address != 0, 1) ? (table_function *)address : real_search(id);
+}
 #define REAL(symbol) ((fn_##symbol *)real_function(ID_##symbol))
 
 /* Says that the loader, or the driver, answered with this address for that row: the library

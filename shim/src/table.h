@@ -62,6 +62,16 @@
 	ROW(CUDA, cuGreenCtxCreate, cuGreenCtxCreate, 12040, ANY)                                \
 	ROW(CUDA, cuGreenCtxDestroy, cuGreenCtxDestroy, 12040, ANY)                              \
 	ROW(CUDA, cuInit, cuInit, 2000, ANY)                                                     \
+	ROW(CUDA, cuLaunch, cuLaunch, 2000, ANY)                                                 \
+	ROW(CUDA, cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, ANY)               \
+	ROW(CUDA, cuLaunchCooperativeKernelMultiDevice, cuLaunchCooperativeKernelMultiDevice, 9000, ANY) \
+	ROW(CUDA, cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel, 9000, PER_THREAD)   \
+	ROW(CUDA, cuLaunchGrid, cuLaunchGrid, 2000, ANY)                                         \
+	ROW(CUDA, cuLaunchGridAsync, cuLaunchGridAsync, 2000, ANY)                               \
+	ROW(CUDA, cuLaunchKernel, cuLaunchKernel, 4000, ANY)                                     \
+	ROW(CUDA, cuLaunchKernelEx, cuLaunchKernelEx, 11060, ANY)                                \
+	ROW(CUDA, cuLaunchKernelEx_ptsz, cuLaunchKernelEx, 11060, PER_THREAD)                    \
+	ROW(CUDA, cuLaunchKernel_ptsz, cuLaunchKernel, 7000, PER_THREAD)                         \
 	ROW(CUDA, cuLibraryLoadData, cuLibraryLoadData, 12000, ANY)                              \
 	ROW(CUDA, cuLibraryLoadFromFile, cuLibraryLoadFromFile, 12000, ANY)                      \
 	ROW(CUDA, cuLibraryUnload, cuLibraryUnload, 12000, ANY)                                  \

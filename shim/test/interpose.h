@@ -36,12 +36,14 @@ struct scene {
 	const char *driver;      /* folder, if not TEST_DRIVER */
 	uint64_t max_bytes;      /* of both GPUs; 0: unlimited */
 	uint64_t pod_max_bytes;  /* 0: unlimited */
+	uint64_t high_bytes;     /* of the first GPU; 0: unlimited */
 	uint64_t excess_bytes, module_bytes;
 	bool no_shim, no_pages, no_driver;
 	bool stub;               /* instead of the shim: the driver's libraries are those of TEST_STUB */
 	char stubs[64];          /* the folder that they are in, beside the pages and the real ones */
 	char output[4096];       /* what it wrote to either of its outputs */
 	uint64_t events_max, events_device, charged; /* afterwards */
+	uint64_t events_high, throttled_ms;
 };
 
 __attribute__((unused)) static const char *place(const char *variable)
@@ -62,6 +64,7 @@ __attribute__((unused)) static void scene_pages(struct builder *b, const struct 
 		gpus[i].context_bytes = FAKE_CONTEXT_BYTES;
 		gpus[i].max_bytes = s->max_bytes != 0 ? s->max_bytes : GPUFENCE_UNLIMITED;
 		gpus[i].pod_max_bytes = s->pod_max_bytes != 0 ? s->pod_max_bytes : GPUFENCE_UNLIMITED;
+		gpus[i].high_bytes = i == 0 && s->high_bytes != 0 ? s->high_bytes : GPUFENCE_UNLIMITED;
 		gpus[i].module_bytes = s->module_bytes;
 		gpus[i].excess_bytes = gpus[i].pod_excess_bytes = s->excess_bytes;
 	}
@@ -221,6 +224,8 @@ __attribute__((unused)) static void play(struct scene *s)
 		for (unsigned int g = 0; g < 2; g++) {
 			s->events_max += builder_slot(&b, i)->gpu[g].events_max;
 			s->events_device += builder_slot(&b, i)->gpu[g].events_device;
+			s->events_high += builder_slot(&b, i)->gpu[g].events_high;
+			s->throttled_ms += builder_slot(&b, i)->throttled_ms[g];
 		}
 	}
 	s->charged = builder_charged(&b, 0) + builder_charged(&b, 1);

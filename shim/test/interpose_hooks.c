@@ -616,7 +616,7 @@ static void matrix(bool internal)
 {
 	static const char *const names[] = {
 #define NAME_OF(library, symbol, name, version, stream) #name,
-		TABLE_HOOKED(NAME_OF) "cuLaunchKernel", "cuMemsetD8", "cuGetExportTable", "cuDeviceGetUuid",
+		TABLE_HOOKED(NAME_OF) "cuMemsetD8", "cuGetExportTable", "cuDeviceGetUuid",
 		"cuCtxGetCurrent", "cuNoSuchFunction", "", "cuMemAlloc_v2"
 	};
 	static const int versions[] = { 0, 1000, 2000, 3010, 3020, 4000, 6000, 7000, 9020, 10000, 11000, 11010, 11030, 11040,

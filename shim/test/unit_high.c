@@ -164,6 +164,133 @@ static void a_higher_limit_ends_it(void)
 	end();
 }
 
+/* ---- what launches look at ---- */
+
+/* Launches look once, and then only when something may have changed. */
+static void launches_look_when_it_changed(void)
+{
+	pid_t pid;
+	int go[2], ready[2];
+	char c = 0;
+	CHECK(pipe(go) == 0 && pipe(ready) == 0);
+	CHECK(account_calm()); /* nothing is open */
+	begin(100 * MIB, NONE);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 0);
+	CHECK(account_calm());
+	charge(90 * MIB);
+	CHECK_U64(account_look(), 0); /* it has a slot now, and looks there */
+	CHECK(account_calm());
+	charge(10 * MIB);
+	CHECK(account_calm()); /* charges below it do not concern launches */
+	/* Another process of the container crosses it, and goes back. */
+	CHILD(pid, {
+		uint8_t uuid[16];
+		builder_uuid(0, uuid);
+		CHECK_INT(account_gpu(uuid), 0);
+		CHECK_INT(charge_reserve(0, ACCOUNT_DEVICE, 10 * MIB), 0);
+		CHECK(write(ready[1], &c, 1) == 1 && read(go[0], &c, 1) == 1);
+		account_release(0, ACCOUNT_DEVICE, 10 * MIB);
+		CHECK(write(ready[1], &c, 1) == 1 && read(go[0], &c, 1) == 1);
+	});
+	CHECK(read(ready[0], &c, 1) == 1);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 1);
+	CHECK(!account_calm()); /* for as long as it lasts */
+	CHECK(write(go[1], &c, 1) == 1 && read(ready[0], &c, 1) == 1);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 0);
+	CHECK(account_calm());
+	/* The limit comes down to what is charged. */
+	publish(50 * MIB, NONE, true);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 1);
+	/* Where limits are only observed, nobody waits. */
+	publish(50 * MIB, NONE, false);
+	CHECK_U64(account_look(), 0);
+	CHECK(account_calm());
+	/* Neither by a pod's. */
+	publish(NONE, 50 * MIB, true);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 1);
+	CHECK(write(go[1], &c, 1) == 1);
+	unit_reap(pid, 0);
+	end();
+}
+
+/* A fork child has not opened the pages, and must not touch its parent's. */
+static void launches_of_a_fork_child(void)
+{
+	pid_t pid;
+	begin(100 * MIB, NONE);
+	charge(110 * MIB);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 1);
+	CHILD(pid, {
+		CHECK(account_calm());
+		CHECK_U64(account_look(), 0);
+		CHECK_INT(charge_reserve(0, ACCOUNT_DEVICE, 4096), 0);
+		CHECK(!account_calm());
+		CHECK_U64(account_look(), 1);
+	});
+	unit_reap(pid, 0);
+	CHECK(!account_calm());
+	end();
+}
+
+static void launches_without_wipe(void)
+{
+	pages_no_wipe = true;
+	launches_of_a_fork_child();
+}
+
+static void launches_without_a_ledger(void)
+{
+	char path[320];
+	builder_init(&b, NULL);
+	publish(100 * MIB, NONE, true);
+	snprintf(path, sizeof path, "%s/ledger", b.dir);
+	CHECK(unlink(path) == 0);
+	uint8_t uuid[16];
+	builder_uuid(0, uuid);
+	account_set_dir(b.dir);
+	CHECK_INT(account_gpu(uuid), 0);
+	charge(100 * MIB);
+	CHECK_U64(account_look(), 0);
+	CHECK(account_calm());
+	charge(10 * MIB);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 1);
+	account_release(0, ACCOUNT_DEVICE, 10 * MIB);
+	CHECK_U64(account_look(), 0);
+	CHECK(account_calm());
+	end();
+}
+
+/* Once it is known that the ledger was cut, no launch touches it. */
+static void launches_with_a_cut_ledger(void)
+{
+	char path[320];
+	begin(100 * MIB, NONE);
+	struct gpufence_limits_gpu g = builder_gpu(0);
+	g.max_bytes = g.high_bytes = 100 * MIB;
+	builder_publish(&b, &g, 1);
+	struct account_view v;
+	CHECK(account_view(0, &v)); /* maps it */
+	snprintf(path, sizeof path, "%s/ledger", b.dir);
+	CHECK(truncate(path, 0) == 0);
+	CHECK_INT(account_reserve(0, ACCOUNT_DEVICE, 101 * MIB), -ENOMEM);
+	CHECK_INT(account_reserve(0, ACCOUNT_DEVICE, 100 * MIB), 0);
+	CHECK_U64(account_look(), 0);
+	CHECK(account_calm());
+	g.max_bytes = NONE;
+	builder_publish(&b, &g, 1);
+	charge(10 * MIB);
+	CHECK(!account_calm());
+	CHECK_U64(account_look(), 1);
+	end();
+}
+
 int main(int argc, char **argv)
 {
 	static const struct unit_test tests[] = {
@@ -175,6 +302,11 @@ int main(int argc, char **argv)
 		{ "high: observed is not slowed", observed_is_not_slowed },
 		{ "high: signals do not cut it short", signals_do_not_cut_it_short },
 		{ "high: a higher limit ends it", a_higher_limit_ends_it },
+		{ "high: launches look when it changed", launches_look_when_it_changed },
+		{ "high: launches of a fork child", launches_of_a_fork_child },
+		{ "high: launches of a fork child without MADV_WIPEONFORK", launches_without_wipe },
+		{ "high: launches without a ledger", launches_without_a_ledger },
+		{ "high: launches with a cut ledger", launches_with_a_cut_ledger },
 		{ NULL, NULL },
 	};
 	return unit_main(tests, argc, argv);

@@ -62,7 +62,10 @@ static void table_chooses_the_abi(void)
 		one_choice("cuGetProcAddress", 11030, flags, "cuGetProcAddress");
 		one_choice("cuGetProcAddress", 12000, flags, "cuGetProcAddress_v2");
 		one_choice("cuMemAlloc_v2", 13000, flags, "none");
-		one_choice("cuLaunchKernel", 13000, flags, "none");
+		one_choice("cuMemsetD8", 13000, flags, "none");
+		one_choice("cuLaunchKernel", 3999, flags, "none");
+		one_choice("cuLaunchKernel", 6999, flags, "cuLaunchKernel");
+		one_choice("cuLaunchKernel", 13000, flags, flags == 2 ? "cuLaunchKernel_ptsz" : "cuLaunchKernel");
 		one_choice("nvmlDeviceGetMemoryInfo", 13000, flags, "none");
 	}
 }

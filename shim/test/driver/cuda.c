@@ -530,17 +530,6 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 
 /* ---- not hooked ---- */
 
-API CUresult cuLaunchKernel(void *function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-			    unsigned int by, unsigned int bz, unsigned int shared, void *stream, void **params, void **extra);
-CUresult cuLaunchKernel(void *function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-			unsigned int by, unsigned int bz, unsigned int shared, void *stream, void **params, void **extra)
-{
-	ENTER();
-	(void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
-	(void)stream, (void)params, (void)extra;
-	return CUDA_SUCCESS;
-}
-
 API CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t count);
 CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t count)
 {
@@ -629,7 +618,6 @@ static const struct address {
 	ADDRESS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, 0),
 	ADDRESS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset, 7000, 0),
 	ADDRESS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, 11000, 0),
-	ADDRESS(cuLaunchKernel, cuLaunchKernel, 4000, 0),
 	ADDRESS(cuMemsetD8, cuMemsetD8_v2, 3020, 0),
 	ADDRESS(cuMemsetD8, cuMemsetD8_v2_ptds, 7000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM),
 	ADDRESS(cuGetExportTable, cuGetExportTable, 3000, 0),
