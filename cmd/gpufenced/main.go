@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	cmd.SetErr(stderr)
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
-	cmd.AddCommand(man.Command(cmd, api.BuildVersion))
+	cmd.AddCommand(cdiCommand(), man.Command(cmd, api.BuildVersion))
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(stderr, "gpufence:", err)
 		return 1

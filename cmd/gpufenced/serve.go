@@ -11,7 +11,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/daemon"
-	"github.com/gpufence/gpufence/enforcer/gpu"
+	"github.com/gpufence/gpufence/enforcer/kubelet"
 )
 
 // serve runs gpufenced until the context ends.
@@ -40,7 +40,7 @@ func serve(ctx context.Context, set flags, getenv func(string) string, stderr io
 	}
 	say := func(state string) { tell(log, getenv, state) }
 	d, err := daemon.New(daemon.Options{
-		Config: loaded.Config, Library: gpu.Open(loaded.Config.NVMLLibrary), Host: host, Log: log, Loaded: loaded, Load: set.load(getenv), Notify: say, Root: "/",
+		Config: loaded.Config, Library: openLibrary(loaded.Config.NVMLLibrary), Host: host, Log: log, Loaded: loaded, Load: set.load(getenv), Notify: say, Root: "/", Kubelet: kubelet.Devices,
 	})
 	if err != nil {
 		return err
@@ -48,6 +48,7 @@ func serve(ctx context.Context, set flags, getenv func(string) string, stderr io
 	log.Info(d.Describe())
 	defer context.AfterFunc(ctx, func() { say("STOPPING=1") })()
 	go reloadOn(ctx, hup, d)
+	go refreshCDI(ctx, d, loaded.Config, log)
 	return closing(d, d.Serve(ctx, listener, func() {
 		say("READY=1")
 		if period > 0 {

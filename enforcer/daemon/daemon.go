@@ -73,6 +73,8 @@ type Options struct {
 	Root string
 	// Notify tells the service manager a state.
 	Notify func(state string)
+	// Kubelet says what it gave a container; nil where there is none.
+	Kubelet PodDevices
 	// FreezeGuard is the program, with its arguments but the folder, that freezes; nil for this one.
 	FreezeGuard []string
 }
@@ -91,6 +93,7 @@ type Daemon struct {
 	pol     policy.Config
 	shimLib string
 	shim32  string // "": beside the other, where there is one
+	kubelet PodDevices
 
 	watch  fence.Watch
 	shim   fence.Shim
@@ -229,7 +232,7 @@ func New(opts Options) (*Daemon, error) {
 		runtime: map[string]*podRuntime{}, dirty: map[string]bool{}, gpus: map[string]*gpuState{},
 		changed: make(chan struct{}), kick: make(chan struct{}, 1), saidErr: map[string]problem{},
 		empty:   map[policy.ContainerID]time.Duration{},
-		nvmlErr: errNotAsked,
+		nvmlErr: errNotAsked, kubelet: opts.Kubelet,
 	}
 	d.configure()
 	argv := opts.FreezeGuard

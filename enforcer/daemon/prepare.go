@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
-	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/fence"
@@ -27,6 +26,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/enforcer/registry"
+	cdispec "github.com/gpufence/gpufence/hook/cdi"
 )
 
 // Bounds of what a request may carry, far above what engines send.
@@ -124,6 +124,10 @@ func fingerprint(req api.PrepareRequest) string {
 func (d *Daemon) prepare(ctx context.Context, req api.PrepareRequest) (api.PrepareResponse, error) {
 	if err := checkRequest(&req); err != nil {
 		return api.PrepareResponse{}, err
+	}
+	notices, err := d.askKubelet(ctx, &req)
+	if err != nil || len(req.Devices.Claimed) > 0 {
+		return api.PrepareResponse{Notices: notices}, err
 	}
 	deadline := time.Now().Add(waitForGPU)
 	for {
@@ -626,19 +630,15 @@ func (d *Daemon) cdiNames(gpus []quota.GPU) ([]string, error) {
 	}
 	var out []string
 	for _, g := range gpus {
-		name := ""
-		for _, kind := range d.cfg.CDIKinds {
-			vendor, class := parser.ParseQualifier(kind)
-			for _, device := range []string{g.UUID, d.gpus[g.UUID].info.Position()} {
-				if q := parser.QualifiedName(vendor, class, device); name == "" && cache.GetDevice(q) != nil {
-					name = q
-				}
-			}
+		name, why := cdispec.Find(cache, d.cfg.CDIKinds, cdispec.GPU{UUID: g.UUID, Position: d.gpus[g.UUID].info.Position()})
+		if name == "" && why != "" {
+			return nil, quota.NewError(quota.CodeNoCDIDevice, "the CDI specification of GPU %s cannot be used: %s", g.UUID, why).
+				WithHint("write it anew with `nvidia-ctk cdi generate`, or remove it, so that gpufenced writes one")
 		}
 		if name == "" {
 			return nil, quota.NewError(quota.CodeNoCDIDevice, "no CDI specification in %s has GPU %s as %s",
 				strings.Join(d.cfg.CDISpecDirs, ", "), g.UUID, strings.Join(d.cfg.CDIKinds, " or ")).
-				WithHint("write one with `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`")
+				WithHint("write one with `gpufence cdi generate --output=/etc/cdi/gpufence.yaml`, or see in gpufenced's log why it wrote none")
 		}
 		out = append(out, name)
 	}

@@ -36,7 +36,7 @@ func injectCDI(root *object, names, specDirs []string) error {
 		if len(unresolved) > 0 {
 			return quota.NewError(quota.CodeNoCDIDevice, "no CDI specification in %s has %s%s",
 				strings.Join(specDirs, ", "), strings.Join(unresolved, ", "), why(cache)).
-				WithHint("write one with `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`")
+				WithHint("write one with `gpufence cdi generate --output=/etc/cdi/gpufence.yaml`")
 		}
 		return quota.NewError(quota.CodeNoCDIDevice, "the CDI devices %s cannot be injected: %w", strings.Join(names, ", "), err)
 	}

@@ -315,7 +315,7 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	if !r.Present {
 		if len(prep.CDIDevices) == 0 {
 			return Edits{}, quota.NewError(quota.CodeNoInjector, "%s asks for the GPUs %s, which nothing on this node can put into it", called(in), quota.Quote(strings.Join(r.Selectors, ","))).
-				WithHint("write a CDI specification (nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml)")
+				WithHint("write a CDI specification (gpufence cdi generate --output=/etc/cdi/gpufence.yaml)")
 		}
 		e.CDIDevices = slices.Clone(prep.CDIDevices)
 	}

@@ -271,7 +271,7 @@ func TestPlan(t *testing.T) {
 	}
 
 	if _, err := Plan(inject, ask(inject, quota.ModeEnforce), Prepared{}); err == nil || err.Error() !=
-		`E1701 container main asks for the GPUs "`+uuid+`", which nothing on this node can put into it: write a CDI specification (nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml)` {
+		`E1701 container main asks for the GPUs "`+uuid+`", which nothing on this node can put into it: write a CDI specification (gpufence cdi generate --output=/etc/cdi/gpufence.yaml)` {
 		t.Errorf("got %v", err)
 	}
 	if _, err := Plan(inject, Request{}, prep); !errors.Is(err, quota.CodeInternal) {
