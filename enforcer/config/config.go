@@ -33,7 +33,7 @@ type Config struct {
 	ShimLibrary32 string
 
 	CDISpecDirs []string // /etc/cdi, /var/run/cdi
-	CDIKinds    []string // nvidia.com/gpu, gpufence.dev/simgpu: tried in order
+	CDIKinds    []string // nvidia.com/gpu, gpufence.dev/gpu (generated), gpufence.dev/simgpu: tried in order
 
 	NVMLLibrary string // "" means the loader's libnvidia-ml.so.1
 

@@ -23,7 +23,7 @@ func Default() Config {
 		Runtimes:       []string{"nvidia-container-runtime", "runc", "crun"},
 		ShimDelivery:   "preload",
 		CDISpecDirs:    []string{"/etc/cdi", "/var/run/cdi"},
-		CDIKinds:       []string{"nvidia.com/gpu", "gpufence.dev/simgpu"},
+		CDIKinds:       []string{"nvidia.com/gpu", "gpufence.dev/gpu", "gpufence.dev/simgpu"},
 		Sample:         100 * time.Millisecond,
 		SampleIdle:     time.Second,
 		SampleDeadline: 2 * time.Second,
