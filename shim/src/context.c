@@ -49,10 +49,11 @@ int64_t context_grow(CUcontext handle, int64_t bytes)
 	return c == NULL ? 0 : __atomic_fetch_add(&c->grown, bytes, __ATOMIC_ACQ_REL);
 }
 
-/* Below what the context was made with, nothing is given back: that was never charged apart. */
+/* In whole blocks, as the driver takes memory. Below what the context was made with, nothing is given
+ * back: that was never charged apart. */
 uint64_t context_grown_bytes(int64_t grown)
 {
-	return grown <= 0 ? 0 : ((uint64_t)grown + GPUFENCE_UNIT_BYTES - 1) / GPUFENCE_UNIT_BYTES * GPUFENCE_UNIT_BYTES;
+	return grown <= 0 ? 0 : ((uint64_t)grown + CHARGE_BLOCK_BYTES - 1) / CHARGE_BLOCK_BYTES * CHARGE_BLOCK_BYTES;
 }
 
 void context_attach(CUcontext handle)

@@ -65,7 +65,7 @@ API CUresult cuCtxGetLimit(size_t *value, int limit)
 	return CUDA_SUCCESS;
 }
 
-/* Stacks are multiples of 16. */
+/* Stacks are multiples of 16. What a context is larger than it was made is in whole blocks. */
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
 	ENTER();
@@ -74,7 +74,12 @@ CUresult cuCtxSetLimit(int limit, size_t value)
 	if (limit < 0 || limit > 2 || value > (UINT64_C(1) << 40))
 		return CUDA_ERROR_INVALID_VALUE;
 	int64_t is = (int64_t)(limit == 0 ? (value + 15) / 16 * 16 : value) - first[limit];
-	int64_t bytes = (is - current->limits[limit]) * (limit == 0 ? FAKE_PROCESSORS * FAKE_PROCESSOR_THREADS : 1);
+	int64_t whole = 0;
+	for (int i = 0; i < 3; i++)
+		whole += (i == limit ? is : current->limits[i]) * (i == 0 ? FAKE_PROCESSORS * FAKE_PROCESSOR_THREADS : 1);
+	if (whole > 0)
+		whole = (whole + (int64_t)BLOCK - 1) / (int64_t)BLOCK * (int64_t)BLOCK;
+	int64_t bytes = whole - current->grown;
 	if (bytes > 0 && !take_bytes((uint64_t)bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (bytes < 0)
