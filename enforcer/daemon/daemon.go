@@ -138,6 +138,7 @@ type podRuntime struct {
 	snapshot   *ledger.Snapshot             // newest
 	owners     map[slotKey]*slotOwner
 	nextScan   time.Duration // when its processes may be looked through again
+	asked      asked
 	published  map[uint32]time.Duration
 	// number is the newest sample as the pod's pages show it, numbered when it was published.
 	number   uint64

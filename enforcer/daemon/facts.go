@@ -371,6 +371,7 @@ func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
 		return // nothing has happened, and everybody is known
 	}
 	rt.snapshot = s
+	d.asksBack(rt, s)
 	d.findOwners(p, rt)
 	if p.Totals.Observe(s, rt.slotContainer) {
 		d.dirty[p.Name] = true
