@@ -153,7 +153,7 @@ func TestOneProcessAfterAnother(t *testing.T) {
 		}
 		// What the last one held counts until gpufenced has seen its end.
 		err := node.Until(t.Context(), "only its own context is charged", func() (bool, error) {
-			v, _, err := r.look()
+			v, _, err := r.look(0)
 			return v.free == limit-contextBytes, err
 		})
 		if err != nil {

@@ -61,7 +61,7 @@ func swap(t *testing.T, row, way string) {
 	}
 	refusals := uint64(6) // one for each size that did not fit
 	sees("both are full", limit, swapMax, refusals)
-	v, differ, err := r.look()
+	v, differ, err := r.look(0)
 	if err != nil || differ != "" || v.free != 0 {
 		t.Errorf("it sees %+v, %s, %v", v, differ, err)
 	}

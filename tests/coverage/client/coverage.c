@@ -5,6 +5,7 @@
  * JSON lines:
  *
  *   context                       a context of its own, current
+ *   prepare SYMBOL                starts a second process if that row shares memory with one
  *   begin SYMBOL dlsym            finds it by its exact name
  *   begin SYMBOL proc NAME VERSION FLAGS
  *                                 finds it as cuGetProcAddress gives it
@@ -12,6 +13,9 @@
  *   give                          gives everything back
  *   drop                          gives the first piece back
  *   prefetch WAY                  asks for the last piece on the GPU: prefetch, prefetch_v2, advise, advise_v2
+ *   share MIB                     has memory that the second process has opened, too
+ *   hand MIB                      the same, and lets go of its own handle
+ *   unshare                       both let go
  *   view                          what the driver says there is
  *   nvml UUID                     what NVML says there is, both versions
  *   end
@@ -19,12 +23,13 @@
  * The function under test is called through what was found; everything else through dlsym.
  */
 #include "../../clients/src/report.h"
-#include "rows.h"
+#include "more_rows.h"
 
 #define TAKEN_MAX 16384
 
 static const struct row *row;
 static struct taken all[TAKEN_MAX];
+static struct taken lent;
 static size_t count;
 
 static void answer(const char *op, const char *why)
@@ -36,6 +41,59 @@ static void answer(const char *op, const char *why)
 	report_end(&r);
 }
 
+static const struct row *find_row(const char *name, bool *shared)
+{
+	*shared = false;
+	for (size_t i = 0; i < ROWS; i++)
+		if (strcmp(rows[i].symbol, name) == 0)
+			return &rows[i];
+	for (size_t i = 0; i < sizeof(more_rows) / sizeof(more_rows[0]); i++)
+		if (strcmp(more_rows[i].symbol, name) == 0)
+			return &more_rows[i];
+	for (size_t i = 0; i < sizeof(shared_rows) / sizeof(shared_rows[0]); i++) {
+		if (strcmp(shared_rows[i].symbol, name) == 0) {
+			*shared = true;
+			return &shared_rows[i];
+		}
+	}
+	return NULL;
+}
+
+/* The answer has how many other processes there are. */
+static void prepare(const char *name)
+{
+	struct report r;
+	bool shared;
+	bool ok = find_row(name, &shared) && (!shared || peer_start() == CUDA_SUCCESS);
+	report_begin(&r, "prepare", ok);
+	report_u64(&r, "allocs", peer_socket >= 0);
+	report_end(&r);
+}
+
+/* Memory that two processes have, or only the other. */
+static void share(const char *op, const char *mib, bool keep)
+{
+	failure[0] = 0;
+	memset(&lent, 0, sizeof(lent));
+	must(peer_start(), "start another process");
+	if (!failure[0])
+		must(exported((export_function *)(uintptr_t)symbol("cuMemExportToShareableHandle"), (size_t)atoi(mib) * MIB, &lent), "share memory");
+	if (!failure[0] && !keep) {
+		release(lent.a);
+		lent.a = 0;
+	}
+	answer(op, failure[0] ? failure : NULL);
+}
+
+static void unshare(void)
+{
+	failure[0] = 0;
+	if (lent.a)
+		release(lent.a);
+	peer_close(PEER_PHYSICAL, lent.b, 0);
+	answer("unshare", failure[0] ? failure : NULL);
+}
+
 static void begin(char *words)
 {
 	char *name = strtok(words, " "), *via = strtok(NULL, " "), *base = strtok(NULL, " "), *version = strtok(NULL, " "),
@@ -44,9 +102,8 @@ static void begin(char *words)
 	failure[0] = 0;
 	row = NULL;
 	under_test = NULL;
-	for (size_t i = 0; name && i < ROWS; i++)
-		if (strcmp(rows[i].symbol, name) == 0)
-			row = &rows[i];
+	bool shared;
+	row = name ? find_row(name, &shared) : NULL;
 	if (!row || !via) {
 		answer("begin", "no such row");
 		return;
@@ -173,7 +230,7 @@ static void nvml(const char *uuid)
 	report_end(&r);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	char line[512];
 	cuda_library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -181,6 +238,8 @@ int main(void)
 		fprintf(stderr, "coverage: %s\n", dlerror());
 		return 1;
 	}
+	if (argc == 2 && strcmp(argv[1], "peer") == 0)
+		return peer_serve();
 	while (fgets(line, sizeof(line), stdin)) {
 		line[strcspn(line, "\n")] = 0;
 		if (strcmp(line, "context") == 0) {
@@ -189,6 +248,14 @@ int main(void)
 			CALL(cuDeviceGet, (CUdevice *, int), &device, 0);
 			CALL(cuCtxCreate_v2, (CUcontext *, unsigned int, CUdevice), &context, 0, device);
 			answer("context", failure[0] ? failure : NULL);
+		} else if (strncmp(line, "prepare ", 8) == 0) {
+			prepare(line + 8);
+		} else if (strncmp(line, "share ", 6) == 0) {
+			share("share", line + 6, true);
+		} else if (strncmp(line, "hand ", 5) == 0) {
+			share("hand", line + 5, false);
+		} else if (strcmp(line, "unshare") == 0) {
+			unshare();
 		} else if (strncmp(line, "begin ", 6) == 0) {
 			begin(line + 6);
 		} else if (strcmp(line, "fill") == 0 && row) {
