@@ -36,6 +36,12 @@ func EnvNames() []string {
 	}
 }
 
+// AnnotationPatterns are the annotations that [Ours] accepts, and no more than they need, as
+// globs whose * does not cross a slash: what an engine has to hand on.
+func AnnotationPatterns() []string {
+	return []string{Domain + "*", aliasPrefix + "*", kaiMemory, kaiFraction + "*"}
+}
+
 // MatchEnv says whether a variable is one of [EnvNames].
 func MatchEnv(name string) bool {
 	for _, n := range EnvNames() {

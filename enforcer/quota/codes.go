@@ -12,6 +12,7 @@ package quota
 //	E15xx  gpufenced and node policy
 //	E16xx  cgroups
 //	E17xx  devices and delivery
+//	E18xx  configuration of the engines
 const (
 	CodeSpecUnreadable Code = "E1001" // config.json cannot be read
 	CodeSpecInvalid    Code = "E1002" // config.json is not what the OCI says
@@ -101,6 +102,19 @@ const (
 	CodePages          Code = "E1706" // the shared pages cannot be made
 	CodePreloadFile    Code = "E1707" // the image's /etc/ld.so.preload cannot be kept
 	CodeMountConflict  Code = "E1708" // something else is mounted where our files go
+
+	CodeEngineUnread     Code = "E1801" // the engine's configuration cannot be read
+	CodeEngineBroken     Code = "E1802" // the engine's configuration is not what the engine takes
+	CodeEngineForm       Code = "E1803" // a form of configuration that gpufence does not write
+	CodeEngineRefused    Code = "E1804" // the engine's own loader refuses the result
+	CodeEngineUnwritable Code = "E1805" // the engine's configuration cannot be written
+	CodeEngineTaken      Code = "E1806" // the name or the file belongs to somebody else
+	CodeEngineNoWrap     Code = "E1807" // no runtime of that name to wrap
+	CodeEngineInUse      Code = "E1808" // containers use the runtime
+	CodeEngineRestart    Code = "E1809" // the engine could not be restarted
+	CodeEngineNoCRI      Code = "E1810" // containerd's CRI plugin is switched off
+	CodeEngineGenerated  Code = "E1811" // the file is written anew by somebody else
+	CodeEnginePrograms   Code = "E1812" // gpufence's own programs cannot be put in place
 )
 
 // CodeInfo is a line of the table of codes.
@@ -194,5 +208,17 @@ func Codes() []CodeInfo {
 		{CodePages, "the shared pages cannot be made"},
 		{CodePreloadFile, "the image's /etc/ld.so.preload cannot be kept"},
 		{CodeMountConflict, "something else is mounted where our files go"},
+		{CodeEngineUnread, "the engine's configuration cannot be read"},
+		{CodeEngineBroken, "the engine's configuration is not what the engine takes"},
+		{CodeEngineForm, "a form of configuration that gpufence does not write"},
+		{CodeEngineRefused, "the engine's own loader refuses the result"},
+		{CodeEngineUnwritable, "the engine's configuration cannot be written"},
+		{CodeEngineTaken, "the name or the file belongs to somebody else"},
+		{CodeEngineNoWrap, "no runtime of that name to wrap"},
+		{CodeEngineInUse, "containers use the runtime"},
+		{CodeEngineRestart, "the engine could not be restarted"},
+		{CodeEngineNoCRI, "containerd's CRI plugin is switched off"},
+		{CodeEngineGenerated, "the file is written anew by somebody else"},
+		{CodeEnginePrograms, "gpufence's own programs cannot be put in place"},
 	}
 }

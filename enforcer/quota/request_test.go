@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -423,7 +424,7 @@ func TestRefusals(t *testing.T) {
 	}
 	// Every code of values and keys is met here or below.
 	for _, c := range Codes() {
-		if (strings.HasPrefix(string(c.Code), "E12") || strings.HasPrefix(string(c.Code), "E13")) && !seen[c.Code] && c.Code != CodeNotSettable {
+		if (strings.HasPrefix(string(c.Code), "E12") || strings.HasPrefix(string(c.Code), "E13")) && !seen[c.Code] && c.Code != CodeNotSettable && c.Code != CodeNoSuchName {
 			t.Errorf("no case for %s", c.Code)
 		}
 	}
@@ -594,6 +595,13 @@ func TestOurs(t *testing.T) {
 	} {
 		if Ours(name) != want {
 			t.Errorf("Ours(%q) = %t", name, !want)
+		}
+		handed := slices.ContainsFunc(AnnotationPatterns(), func(p string) bool {
+			ok, err := path.Match(p, name)
+			return ok && err == nil
+		})
+		if want && !handed {
+			t.Errorf("no engine would hand on %s: %v", name, AnnotationPatterns())
 		}
 	}
 	env := []string{"PATH=/bin", "GPUFENCE_MEMORY_MAX=4Gi", "GPUFENCE_DEBUG=1", "NVIDIA_GPU_MEMORY_LIMIT=1", "NVIDIA_VISIBLE_DEVICES=all", "CUDA_DEVICE_MEMORY_LIMIT_0=1", "CUDA_DEVICE_MEMORY_SHARED_CACHE=x", "CUDA_DEVICE_SM_LIMIT=3", "bare"}
