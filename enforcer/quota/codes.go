@@ -57,6 +57,7 @@ const (
 	CodeContainerScope    Code = "E1309" // container.<name> where containers have no name
 	CodeAliasConflict     Code = "E1310" // two aliases disagree
 	CodeNotSettable       Code = "E1311" // gpufence set: a key that cannot change while the container runs
+	CodeNoSuchName        Code = "E1312" // a key for a container that the pod does not have
 
 	CodeNoLimit         Code = "E1401" // a container with a GPU and no limit, under deny
 	CodeUnavailable     Code = "E1402" // GPUMemoryUnavailable: memory.min more than is free
@@ -87,6 +88,8 @@ const (
 	CodeNoSuchEvent     Code = "E1514" // no event has that number, or it is not kept any more
 	CodeBadManifest     Code = "E1515" // a manifest that gpufence apply cannot understand
 	CodeBundle          Code = "E1516" // gpufence support-bundle cannot write its file
+	CodeCanary          Code = "E1517" // a canary container was not held
+	CodeKubectl         Code = "E1518" // kubectl gpufence cannot reach the node
 
 	CodeCgroupRoot     Code = "E1601" // the container is in the root cgroup
 	CodeCgroupShared   Code = "E1602" // its cgroup holds other processes
@@ -167,6 +170,7 @@ func Codes() []CodeInfo {
 		{CodeContainerScope, "container.<name> where containers have no name"},
 		{CodeAliasConflict, "two aliases disagree"},
 		{CodeNotSettable, "gpufence set: a key that cannot change while the container runs"},
+		{CodeNoSuchName, "a key for a container that the pod does not have"},
 		{CodeNoLimit, "a container with a GPU and no limit, under deny"},
 		{CodeUnavailable, "GPUMemoryUnavailable: memory.min more than is free"},
 		{CodeGPUUnknown, "no trustworthy data on a GPU: no new starts"},
@@ -195,6 +199,8 @@ func Codes() []CodeInfo {
 		{CodeNoSuchEvent, "no event has that number, or it is not kept any more"},
 		{CodeBadManifest, "a manifest that gpufence apply cannot understand"},
 		{CodeBundle, "gpufence support-bundle cannot write its file"},
+		{CodeCanary, "a canary container was not held"},
+		{CodeKubectl, "kubectl gpufence cannot reach the node"},
 		{CodeCgroupRoot, "the container is in the root cgroup"},
 		{CodeCgroupShared, "its cgroup holds other processes"},
 		{CodeCgroupOwn, "its cgroup is ours or the runtime's"},
