@@ -29,6 +29,15 @@ type facts struct {
 	exited *act.Exits // nil: every process is looked at every time
 	exits  uint64     // how many were seen to exit
 	pids   []int      // room for those
+	firsts map[int]*first
+}
+
+// first is a container's first process.
+type first struct {
+	start uint64
+	pidfd *act.Pidfd
+	ended bool
+	used  bool // since the last sweep
 }
 
 type procFact struct {
@@ -47,7 +56,7 @@ type procFact struct {
 }
 
 func newFacts(host *act.Host) *facts {
-	f := &facts{host: host, procs: map[int]*procFact{}, exempt: 1}
+	f := &facts{host: host, procs: map[int]*procFact{}, exempt: 1, firsts: map[int]*first{}}
 	if e, err := act.NewExits(); err == nil { // else every process is looked at each time
 		f.exited = e
 	}
@@ -66,13 +75,58 @@ func (f *facts) look() bool {
 		if p := f.procs[pid]; p != nil {
 			p.ended = true
 		}
+		if p := f.firsts[pid]; p != nil {
+			p.ended = true
+		}
 	}
 	if err != nil {
+		for pid := range f.firsts {
+			f.dropFirst(pid)
+		}
 		for _, p := range f.procs {
 			p.watched = false
 		}
 	}
 	return err == nil
+}
+
+// lives says that a container's first process has not exited. False says only that it must be looked
+// at.
+func (f *facts) lives(pid int, start uint64) bool {
+	if !f.look() {
+		return false
+	}
+	p := f.firsts[pid]
+	if p != nil && (p.ended || p.start != start) {
+		f.dropFirst(pid)
+		p = nil
+	}
+	if p == nil {
+		fd, err := f.host.Open(pid, start)
+		if err != nil {
+			return false
+		}
+		p = &first{start: start, pidfd: fd}
+		f.firsts[pid] = p
+		if err := f.exited.Add(fd); err != nil {
+			f.dropFirst(pid)
+			return false
+		}
+		// It may have exited before it was added.
+		if exited, err := fd.Exited(); err != nil || exited {
+			f.dropFirst(pid)
+			return false
+		}
+	}
+	p.used = true
+	return true
+}
+
+func (f *facts) dropFirst(pid int) {
+	if p := f.firsts[pid]; p != nil {
+		_ = p.pidfd.Close() // only held to learn of the exit
+		delete(f.firsts, pid)
+	}
 }
 
 // alive says that it is neither exiting nor gone; if it cannot be told, that it is not.
@@ -98,6 +152,9 @@ func (f *facts) drop(pid int) {
 func (f *facts) close() {
 	for pid := range f.procs {
 		f.drop(pid)
+	}
+	for pid := range f.firsts {
+		f.dropFirst(pid)
 	}
 	if f.exited != nil {
 		_ = f.exited.Close() // only held to learn of exits
@@ -243,6 +300,13 @@ func (f *facts) use(pids []int) {
 
 // sweep drops what no step of any GPU has asked for since the last sweep.
 func (f *facts) sweep() {
+	for pid, p := range f.firsts {
+		if !p.used {
+			f.dropFirst(pid)
+			continue
+		}
+		p.used = false
+	}
 	for pid, p := range f.procs {
 		if !p.used {
 			f.drop(pid)
@@ -354,7 +418,7 @@ func (d *Daemon) slotFacts(out []policy.SlotFact, p *registry.Pod, rt *podRuntim
 // readLedger takes a new snapshot of a pod. A broken ledger is said once, and not believed until
 // it is whole again.
 func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
-	s, err := rt.pages.Ledger().Snapshot()
+	s, err := rt.pages.Ledger().SnapshotOf(len(p.GPUs))
 	if err != nil {
 		rt.snapshot = nil
 		if rt.broken == "" {

@@ -467,7 +467,7 @@ func (d *Daemon) isGone(c *registry.Container) bool {
 	if !exists {
 		return true
 	}
-	if d.aliveInit(c) {
+	if d.facts.lives(c.PID, c.Start) || d.aliveInit(c) {
 		delete(d.empty, c.ID())
 		return false
 	}

@@ -15,20 +15,19 @@ import (
 )
 
 const (
-	// probeEvery is how often what no answer, no page and no pidfd tells is looked at while nothing
-	// else happens: whether a process has begun to exit, and whether exec made it leave its slot.
-	// Both only make a number smaller, and before anybody is judged processes are looked at anyway
-	// (see [Daemon.doubtful]).
+	// probeEvery is for how long a process is believed not to have begun to exit, which no pidfd
+	// tells, while its memory is what it was and nobody is above a limit (see [Daemon.doubtful]).
 	probeEvery = time.Second
-	// stepEvery is how often a step is made although nothing has changed: steps put things right
-	// that others have touched, such as pages.
-	stepEvery = 10 * time.Second
+	// stepEvery is how often a step is made although nothing has changed. It finds what no answer, no
+	// page and no pidfd tells: a process that has begun to exit but holds its memory, a slot that
+	// exec has left though the new program does nothing; and it puts pages right.
+	stepEvery = 5 * time.Second
 )
 
 // lastStep is what the newest full step of a GPU went by.
 type lastStep struct {
 	made       bool
-	at, probed time.Duration
+	at         time.Duration
 	pods       []*registry.Pod
 	snapshots  []*ledger.Snapshot // of the pods
 	containers []policy.ContainerFact
@@ -61,7 +60,7 @@ func (d *Daemon) containerFacts(to []policy.ContainerFact, g *gpuState, pods []*
 // remember keeps what a full step went by. The caller holds mu.
 func (d *Daemon) remember(g *gpuState, pods []*registry.Pod, in *policy.Input, pids []int, learning bool) {
 	l := &g.last
-	l.made, l.at, l.probed = true, in.Now, in.Now
+	l.made, l.at = true, in.Now
 	l.pods = append(l.pods[:0], pods...)
 	l.snapshots = l.snapshots[:0]
 	l.waits = learning || len(g.draining) > 0 ||
@@ -113,34 +112,6 @@ func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*regi
 	l.room = d.containerFacts(l.room[:0], g, pods)
 	if !slices.Equal(l.room, l.containers) {
 		return false
-	}
-	if now-l.probed >= probeEvery {
-		if !d.probe(g, pods) {
-			return false
-		}
-		l.probed = now
-	}
-	return true
-}
-
-// probe looks at processes and locks, and says whether all of them are as they were: alive, held.
-func (d *Daemon) probe(g *gpuState, pods []*registry.Pod) bool {
-	now := d.mono()
-	for _, pid := range g.last.pids {
-		if p := d.facts.procs[pid]; p == nil || p.container != "" && !p.alive(now) {
-			return false
-		}
-	}
-	for _, p := range pods {
-		rt := d.runtime[p.Name]
-		if rt == nil || rt.snapshot == nil {
-			continue
-		}
-		for i := range rt.snapshot.Slots {
-			if free, err := rt.pages.Ledger().LockFree(rt.snapshot.Slots[i].Index); err != nil || free {
-				return false
-			}
-		}
 	}
 	return true
 }
@@ -210,4 +181,12 @@ func (s *seen) sample(uuid string, info fence.SampleInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.samples[uuid] = info
+}
+
+// saidAny says whether any error stands that [Daemon.once] has logged. It is asked for every page at
+// every tick.
+func (d *Daemon) saidAny() bool {
+	d.seen.mu.Lock()
+	defer d.seen.mu.Unlock()
+	return len(d.saidErr) > 0
 }

@@ -289,7 +289,7 @@ func (d *Daemon) drained(g *gpuState, out *policy.Output) {
 // pageError reports a page that cannot be written: its container cut the file, or memory is short.
 func (d *Daemon) pageError(rt *podRuntime, index uint32, err error) {
 	c := rt.containers[index]
-	if c == nil {
+	if c == nil || err == nil && !d.saidAny() {
 		return
 	}
 	d.once("pages in "+c.Dir(), err)

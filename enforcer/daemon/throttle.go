@@ -64,7 +64,7 @@ func freezePeriod(slice time.Duration, share float64) time.Duration {
 func (d *Daemon) freezeRound(ctx context.Context, period time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closed || d.pol.FreezeShare <= 0 && len(d.freezing) == 0 {
 		return
 	}
 	now := d.mono()

@@ -3,7 +3,6 @@
 package ledger
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -35,7 +34,15 @@ type Ledger struct {
 	// byte has changed, nothing has to be judged again.
 	kept []byte
 	last *Snapshot
+	// page is the ledger as its pod sees it. It is only ever compared with kept, to see whether it
+	// must be read at all; under a pod that cuts the file that is an error, as everywhere.
+	page  *mapping
+	looks int // at the mapping since everything was compared
 }
+
+// wholeEvery is how many looks compare only what belongs to GPUs that the pod has, before one
+// compares all and the size of the file.
+const wholeEvery = 16
 
 // scratch are buffers to read a ledger into.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
@@ -85,6 +92,10 @@ func (l *Ledger) close() error {
 	}
 	err := l.file.Close()
 	l.file = nil
+	if l.page != nil {
+		err = errors.Join(err, l.page.unmap())
+		l.page = nil
+	}
 	return err
 }
 
@@ -93,7 +104,11 @@ func (l *Ledger) Slots() int { return l.slots }
 
 // Snapshot reads and checks it. A broken one is [ErrBroken]. The same snapshot comes again while
 // nothing has changed, so it is not to be written to.
-func (l *Ledger) Snapshot() (*Snapshot, error) {
+func (l *Ledger) Snapshot() (*Snapshot, error) { return l.SnapshotOf(GPUs) }
+
+// SnapshotOf is for a pod that has only the first so many GPUs: what a pod scribbles where nothing
+// belongs is found a little later.
+func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
@@ -101,7 +116,7 @@ func (l *Ledger) Snapshot() (*Snapshot, error) {
 	}
 	var err error
 	for range snapshotTries {
-		if err = l.read(); err == nil {
+		if err = l.read(gpus); err == nil {
 			return l.last, nil
 		}
 		l.last = nil
@@ -112,7 +127,44 @@ func (l *Ledger) Snapshot() (*Snapshot, error) {
 	return nil, err
 }
 
-func (l *Ledger) read() error {
+// unchanged says that the ledger is, byte for byte, what it was when it was read last, as far as the
+// first GPUs go.
+func (l *Ledger) unchanged(gpus int) bool {
+	if l.last == nil || len(l.kept) != headerBytes+l.high*slotBytes+slotBytes {
+		return false
+	}
+	if l.looks++; l.looks >= wholeEvery || gpus >= GPUs {
+		var info unix.Stat_t
+		if err := unix.Fstat(int(l.file.Fd()), &info); err != nil || info.Size != l.size {
+			return false // reading says what is wrong
+		}
+		l.looks, gpus = 0, GPUs
+	}
+	if l.page == nil {
+		m, err := mapToRead(l.file, int(l.size))
+		if err != nil {
+			return false // by pread, then
+		}
+		l.page = m
+	}
+	same := false
+	err := l.page.guarded(func() error {
+		part := slotGPU + gpus*slotGPUBytes
+		slots := l.kept[headerBytes:]
+		same = l.page.same(0, l.kept[:headerBytes]) && l.page.same(int(slotOffset(l.slots)), slots[l.high*slotBytes:][:part])
+		for i := 0; i < l.high && same; i++ {
+			same = l.page.same(int(slotOffset(i)), slots[i*slotBytes:][:part])
+		}
+		return nil
+	})
+	return err == nil && same
+}
+
+func (l *Ledger) read(gpus int) error {
+	if l.unchanged(gpus) {
+		return nil
+	}
+	l.looks = 0
 	buffer, ok := scratch.Get().(*[]byte)
 	if !ok {
 		buffer = new([]byte)
@@ -146,10 +198,6 @@ func (l *Ledger) read() error {
 		return &BrokenError{Path: l.path, Why: fmt.Sprintf("it has less than %d bytes", l.size)}
 	}
 	header, slots, overflow := head[:headerBytes], head[ledgerHeaderBytes:], overflow[:slotBytes]
-	if l.last != nil && len(l.kept) == headerBytes+len(slots)+slotBytes && bytes.Equal(l.kept[:headerBytes], header) &&
-		bytes.Equal(l.kept[headerBytes:headerBytes+len(slots)], slots) && bytes.Equal(l.kept[headerBytes+len(slots):], overflow) {
-		return nil
-	}
 	s, why := parseLedger(header, slots, overflow, l.slots)
 	if why != "" {
 		return &BrokenError{Path: l.path, Why: why}
@@ -321,8 +369,7 @@ func (l *Ledger) LockFree(slot int) (bool, error) {
 	return lk.Type == unix.F_UNLCK, nil
 }
 
-// withSlot maps a slot's pages for the time of f; base is the slot's offset in the mapping. The
-// mapping is short so that gpufenced holds none that a container can cut.
+// withSlot maps a slot's pages for the time of f; base is the slot's offset in the mapping.
 func (l *Ledger) withSlot(slot int, f func(m *mapping, base int) error) (err error) {
 	from := slotOffset(slot) &^ (pageBytes - 1)
 	to := slotOffset(slot) + slotBytes

@@ -1090,3 +1090,70 @@ func FuzzParseLimits(f *testing.F) {
 		}
 	})
 }
+
+// TestSnapshotAgain looks at a ledger again and again: the same snapshot while nothing has changed,
+// another one after any change of the pod's GPUs, and an error soon after anything else was done to it.
+func TestSnapshotAgain(t *testing.T) {
+	for name, hurt := range map[string]func(t *testing.T, path string){
+		"cut to nothing": func(t *testing.T, path string) { truncateTo(t, path, 0) },
+		"cut in a page":  func(t *testing.T, path string) { truncateTo(t, path, ledgerBytes(8)-8) },
+		"grown":          func(t *testing.T, path string) { truncateTo(t, path, ledgerBytes(8)+8) },
+		"scribbled where no GPU is": func(t *testing.T, path string) {
+			writeWord(t, path, slotOffset(8)+slotGPU+5*slotGPUBytes, unitsMask)
+		},
+		"a slot in no state": func(t *testing.T, path string) { writeWord(t, path, slotOffset(0)+slotOwner, 7<<32) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := CreatePod(t.TempDir(), Options{Plain: true, Slots: 8})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			l := p.Ledger()
+			writeWord(t, p.LedgerPath(), headerHighSlot, 1)
+			first, err := l.SnapshotOf(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 * wholeEvery {
+				if again, err := l.SnapshotOf(1); err != nil || again != first {
+					t.Fatalf("%p, %v, want %p", again, err, first)
+				}
+			}
+			writeWord(t, p.LedgerPath(), slotOffset(0)+slotOwner, Owner{Generation: 1, State: SlotLive, PID: 7}.pack())
+			writeWord(t, p.LedgerPath(), slotOffset(0)+slotGPU+slotGPUDevice, 1<<unitsBits|3)
+			second, err := l.SnapshotOf(1)
+			if err != nil || second == first || len(second.Slots) != 1 || second.Slots[0].GPU[0].DeviceBytes != 3*UnitBytes {
+				t.Fatalf("%+v, %v", second, err)
+			}
+			hurt(t, p.LedgerPath())
+			for range wholeEvery {
+				if _, err = l.SnapshotOf(1); err != nil {
+					break
+				}
+			}
+			if !errors.Is(err, ErrBroken) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func truncateTo(t *testing.T, path string, size int64) {
+	t.Helper()
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeWord(t *testing.T, path string, at int64, word uint64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(binary.LittleEndian.AppendUint64(nil, word), at); err != nil {
+		t.Fatal(err)
+	}
+}

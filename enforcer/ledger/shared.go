@@ -27,6 +27,26 @@ func mapShared(f *os.File, offset int64, length int) (*mapping, error) {
 	return &mapping{path: f.Name(), data: data}, nil
 }
 
+// mapToRead maps a file that only others write, from its beginning.
+func mapToRead(f *os.File, length int) (*mapping, error) {
+	data, err := unix.Mmap(int(f.Fd()), 0, length, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", f.Name(), err)
+	}
+	return &mapping{path: f.Name(), data: data}, nil
+}
+
+// same compares with private bytes, word by word. A word that changes meanwhile is the old one or
+// the new one; nothing that is read stays.
+func (m *mapping) same(offset int, private []byte) bool {
+	for i := 0; i < len(private); i += 8 {
+		if m.load(offset+i) != *(*uint64)(unsafe.Pointer(&private[i])) { //nolint:gosec // lengths and offsets are multiples of 8
+			return false
+		}
+	}
+	return true
+}
+
 func (m *mapping) word(offset int) *uint64 {
 	_ = m.data[offset+7]
 	return (*uint64)(unsafe.Pointer(&m.data[offset])) //nolint:gosec // an aligned word of a shared page

@@ -6,9 +6,9 @@
 // What it promises:
 //   - A container's limits page is never torn: two copies behind a latch, each with a checksum.
 //   - Nothing that a container writes can crash, block or mislead the reader beyond its own
-//     pod: a ledger is read by pread into private memory, checked, and used only from there. A
-//     page that breaks a rule is [ErrBroken]; a file that was cut while we write to it is an
-//     error too, not a SIGBUS.
+//     pod: a ledger is read by pread into private memory, checked, and used only from there; its
+//     mapping only tells whether it is still what was read. A page that breaks a rule is
+//     [ErrBroken]; a file that was cut while we look at it is an error too, not a SIGBUS.
 //   - A slot is given away by one compare-and-swap of its owner word, from the generation that
 //     the caller judged to the next one. Whoever still holds the old generation cannot change a
 //     number that counts.
