@@ -4,7 +4,11 @@
 
 #include "account.h"
 #include "device.h"
+#include "pages.h"
 #include "real.h"
+
+/* Of the host's pid namespace; the kernel has it as a constant. */
+#define HOST_PIDNS_INODE UINT64_C(0xeffffffc)
 
 static unsigned long long lower(unsigned long long a, uint64_t b) { return a < b ? a : b; }
 
@@ -54,13 +58,13 @@ EXPORT(nvmlDeviceGetMemoryInfo_v2);
 /*
  * The process lists. Where the driver translates process numbers to the caller's, of these only the
  * pod's stay: nobody needs to know of the others on a GPU that is shared. It does so if it shows
- * one that is in the pod's ledger; otherwise the numbers are the host's, mean nothing here, and stay
- * as they are. NVML's own count stands where the caller's room is too small: it is never too low.
+ * one that is in the pod's ledger, and there is nothing to translate where we have the host's
+ * numbers ourselves; otherwise they are the host's, mean nothing here, and stay as they are. NVML's own count stands where the caller's room is too small: it is never too low.
  */
 static void keep_own(unsigned int *count, char *rows, size_t row_bytes)
 {
 	unsigned int n = *count, kept = 0;
-	bool translated = false;
+	bool translated = pages_pidns_inode() == HOST_PIDNS_INODE;
 	for (unsigned int i = 0; i < n && !translated; i++)
 		translated = account_has_process(*(const unsigned int *)(const void *)(rows + i * row_bytes));
 	for (unsigned int i = 0; translated && i < n; i++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each hook charges, shows and passes on. */
 #include <pthread.h>
+#include <sched.h>
 
 #include "../src/table.h"
 #include "interpose.h"
@@ -480,6 +481,9 @@ static void part_nvml_processes(void)
 	const unsigned int me = (unsigned int)getpid();
 	const unsigned int ours[] = { 999999, me, 999998 }, theirs[] = { 999999, 999998 };
 	CUdeviceptr p;
+	struct stat ns;
+	CHECK(stat("/proc/self/ns/pid", &ns) == 0);
+	bool host = ns.st_ino == 0xeffffffc;
 	CHECK_INT(by_index(0, &device), 0);
 	CHECK_INT(CALL(cuMemAlloc_v2, &p, 4096), 0); /* a slot */
 	for (int v = 0; v < 9; v++) {
@@ -507,11 +511,11 @@ static void part_nvml_processes(void)
 		n = 0;
 		CHECK_INT(list(device, &n, NULL), 7);
 		CHECK_INT(n, 3);
-		/* The host's numbers stay as they are. */
+		/* The host's numbers stay as they are, unless ours are the host's. */
 		set(theirs, 2);
 		n = 8;
 		CHECK_INT(list(device, &n, rows), 0);
-		CHECK_INT(n, 2);
+		CHECK_INT(n, host ? 0 : 2);
 		set(ours, 0);
 		n = 8;
 		CHECK_INT(list(device, &n, rows), 0);
@@ -521,6 +525,21 @@ static void part_nvml_processes(void)
 	}
 	CHECK_INT(CALL(cuMemFree_v2, p), 0);
 	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+}
+
+/* The same where the numbers are certainly not the host's. */
+static void part_nvml_processes_apart(void)
+{
+	int status;
+	CHECK(unshare(CLONE_NEWPID) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWPID) == 0);
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		part_nvml_processes();
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	CHECK_INT(status, 0);
 }
 
 /* NULL where a pointer belongs: the driver's own answer, from every hook, in and out of a context. */
@@ -789,6 +808,7 @@ static const struct part parts[] = {
 	{ "views_over", part_views_over },
 	{ "nvml_errors", part_nvml_errors },
 	{ "nvml_processes", part_nvml_processes },
+	{ "nvml_processes_apart", part_nvml_processes_apart },
 	{ "null", part_null },
 	{ "getproc", part_getproc },
 	{ "getproc_internal", part_getproc_internal },
@@ -807,6 +827,7 @@ static void test_contexts(void) { play_part("contexts"); }
 static void test_primary(void) { play_part("primary"); }
 static void test_nvml_errors(void) { play_part("nvml_errors"); }
 static void test_nvml_processes(void) { play_part("nvml_processes"); }
+static void test_nvml_processes_apart(void) { play_part("nvml_processes_apart"); }
 static void test_null(void) { play_part("null"); }
 static void test_getproc(void) { play_part("getproc"); }
 static void test_getproc_internal(void) { play_part("getproc_internal"); }
@@ -884,6 +905,7 @@ int main(int argc, char **argv)
 		{ "above the limit nothing is negative", test_views_over },
 		{ "NVML's own errors, NVML loaded again and again", test_nvml_errors },
 		{ "NVML lists the pod's processes, three versions of three lists", test_nvml_processes },
+		{ "NVML lists the pod's processes, in a pid namespace", test_nvml_processes_apart },
 		{ "NULL arguments of every hook", test_null },
 		{ "cuGetProcAddress v1 and v2, flags, versions, four drivers", test_getproc },
 		{ "cuGetProcAddress with addresses that dlsym does not know", test_getproc_internal },

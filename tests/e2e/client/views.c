@@ -8,6 +8,7 @@
  *   free                 the newest block
  *   launch VARIANT N     N empty kernels by one variant of the calls, and how long that took
  *   views                memory, the process lists, the instance
+ *   read FILE            its text
  *   exit CODE
  */
 #include "../../clients/src/report.h"
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 #define ROWS 64
@@ -190,6 +192,7 @@ static void do_views(void)
 	}
 	report_begin(&r, "views", !why[0]);
 	report_string(&r, "uuid", text);
+	report_u64(&r, "pid", (uint64_t)getpid());
 	report_u64(&r, "total_bytes", total_bytes);
 	report_u64(&r, "free_bytes", free_bytes);
 	report_u64(&r, "device_bytes", device_bytes);
@@ -210,6 +213,21 @@ static void do_views(void)
 	for (size_t k = 0; d && k < 3; k++)
 		for (size_t v = 0; v < 3; v++)
 			list(&r, kinds[k], versions[v], d);
+	answer(&r);
+}
+
+static void do_read(const char *path)
+{
+	char text[512] = "";
+	struct report r;
+	FILE *f = fopen(path, "re");
+
+	if (!f || fread(text, 1, sizeof(text) - 1, f) == 0)
+		snprintf(why, sizeof(why), "cannot read %s", path);
+	if (f)
+		fclose(f);
+	report_begin(&r, "read", !why[0]);
+	report_string(&r, "text", text);
 	answer(&r);
 }
 
@@ -238,6 +256,8 @@ int main(void)
 			do_launch(more, n);
 		} else if (strcmp(word, "views") == 0) {
 			do_views();
+		} else if (strcmp(word, "read") == 0 && sscanf(line, "%*s %63s", more) == 1) {
+			do_read(more);
 		} else if (strcmp(word, "exit") == 0) {
 			return sscanf(line, "%*s %u", &n) == 1 ? (int)n : 0;
 		} else {
