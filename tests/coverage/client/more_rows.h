@@ -615,6 +615,154 @@ static void drop_most(void)
 		CALL(cuMemFree_v2, (CUdeviceptr), filler[--fillers]);
 }
 
+/* ---- giving back, in every variant ----------------------------------------------------------------- */
+
+/* How the memory is made that a function gives back. */
+static const struct {
+	const char *gives, *made_by;
+} makers[] = {
+	{ "cuMemFree", "cuMemAlloc" },
+	{ "cuMemFree_v2", "cuMemAlloc_v2" },
+	{ "cuMemFreeAsync", "cuMemAllocAsync" },
+	{ "cuMemFreeAsync_ptsz", "cuMemAllocAsync_ptsz" },
+	{ "cuMemRelease", "cuMemCreate" },
+	{ "cuMemUnmap", "cuMemMap" },
+	{ "cuArrayDestroy", "cuArrayCreate_v2" },
+	{ "cuMipmappedArrayDestroy", "cuMipmappedArrayCreate" },
+	{ "cuCtxDestroy", "cuCtxCreate" },
+	{ "cuCtxDestroy_v2", "cuCtxCreate_v2" },
+	{ "cuCtxDetach", "cuCtxCreate_v2" },
+	{ "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRetain" },
+	{ "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRetain" },
+	{ "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRetain" },
+	{ "cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxRetain" },
+	{ "cuGreenCtxDestroy", "cuGreenCtxCreate" },
+	{ "cuModuleUnload", "cuModuleLoadData" },
+	{ "cuLibraryUnload", "cuLibraryLoadData" },
+};
+
+static const struct row *maker(const struct row *r)
+{
+	for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
+		if (strcmp(makers[i].gives, r->symbol) != 0)
+			continue;
+		for (size_t k = 0; k < ROWS; k++)
+			if (strcmp(rows[k].symbol, makers[i].made_by) == 0)
+				return &rows[k];
+	}
+	return NULL;
+}
+
+/* By the function that makes, in the place of the one under test. */
+static CUresult take_made(const struct row *r, size_t bytes, struct taken *t)
+{
+	static const struct row bound = { "cuMulticastBindMem", take_bound, NULL, NULL, NULL, 0, 0 };
+	const struct row *by = is(r, "cuMulticastUnbind") ? &bound : maker(r);
+	void *gives = under_test;
+	CUresult ret = CUDA_ERROR_NOT_FOUND;
+	if (by) {
+		under_test = symbol(by->symbol);
+		ret = by->take(by, bytes, t);
+		under_test = gives;
+	}
+	return ret;
+}
+
+static void give_made(const struct row *r, struct taken *t)
+{
+	CUresult ret;
+	if (is(r, "cuMemFree"))
+		ret = FN(CUresult(*)(CUdeviceptr_v1))((CUdeviceptr_v1)t->a);
+	else if (strncmp(r->symbol, "cuMemFreeAsync", 14) == 0)
+		ret = FN(CUresult(*)(CUdeviceptr, CUstream))(t->a, NULL);
+	else if (is(r, "cuMemUnmap"))
+		ret = FN(CUresult(*)(CUdeviceptr, size_t))(t->a, t->bytes);
+	else if (is(r, "cuMulticastUnbind"))
+		ret = FN(CUresult(*)(CUmemGenericAllocationHandle, CUdevice, size_t, size_t))(t->a, device, 0, t->bytes);
+	else if (strncmp(r->symbol, "cuDevicePrimaryCtx", 18) == 0)
+		ret = t->b ? FN(CUresult(*)(CUdevice))(device) : ASK(cuCtxDestroy_v2, (CUcontext), (CUcontext)(uintptr_t)t->a);
+	else
+		ret = FN(CUresult(*)(uint64_t))(t->a); /* a handle */
+	must(ret, r->symbol);
+	if (is(r, "cuMemUnmap"))
+		CALL(cuMemAddressFree, (CUdeviceptr, size_t), t->a, t->bytes);
+	if (is(r, "cuMulticastUnbind"))
+		release(t->a);
+}
+
+/* It must be the current one. */
+static void give_detached(const struct row *r, struct taken *t)
+{
+	CALL(cuCtxSetCurrent, (CUcontext), (CUcontext)(uintptr_t)t->a);
+	give_made(r, t);
+	CALL(cuCtxSetCurrent, (CUcontext), context);
+}
+
+/* Other than give_async, by what keeps memory behind pieces. */
+static CUresult take_kept(const struct row *r, size_t bytes, struct taken *t)
+{
+	CUdeviceptr p = 0;
+	(void)r;
+	CUresult ret = ASK(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream), &p, bytes, pool, NULL);
+	t->a = p;
+	return ret;
+}
+
+static void give_kept(const struct row *r, struct taken *t)
+{
+	(void)r;
+	CALL(cuMemFreeAsync, (CUdeviceptr, CUstream), t->a, NULL);
+}
+
+/* A pool that keeps what is freed, until it is asked to give it back. */
+static void make_keeping_pool(void)
+{
+	cuuint64_t all = UINT64_MAX;
+	make_pool();
+	CALL(cuMemPoolSetAttribute, (CUmemoryPool, CUmemPool_attribute, void *), pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
+}
+
+static void destroy_by(void)
+{
+	must(FN(CUresult(*)(CUmemoryPool))(pool), "cuMemPoolDestroy");
+}
+
+static void trim_by(void)
+{
+	CALL(cuCtxSynchronize, (void));
+	must(FN(CUresult(*)(CUmemoryPool, size_t))(pool, 0), "cuMemPoolTrimTo");
+	size_t reserved = 1;
+	CALL(cuMemPoolGetAttribute, (CUmemoryPool, CUmemPool_attribute, void *), pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
+	if (reserved != 0)
+		must(CUDA_ERROR_UNKNOWN, "trim a pool");
+	destroy_pool();
+}
+
+/* A graph, by launches; what gives is under test. */
+static CUresult take_launched(const struct row *r, size_t bytes, struct taken *t)
+{
+	void *gives = under_test;
+	(void)r;
+	under_test = symbol("cuGraphLaunch");
+	CUresult ret = graph(LAUNCH, bytes, t);
+	under_test = gives;
+	return ret;
+}
+
+static void give_exec(const struct row *r, struct taken *t)
+{
+	(void)r;
+	CALL(cuMemFree_v2, (CUdeviceptr), t->a);
+	must(FN(CUresult(*)(CUgraphExec))((CUgraphExec)(uintptr_t)t->c), "cuGraphExecDestroy");
+	drop_graph((CUgraph)(uintptr_t)t->b, NULL);
+}
+
+static void trim_graphs_by(void)
+{
+	CALL(cuCtxSynchronize, (void));
+	must(FN(CUresult(*)(CUdevice))(device), "cuDeviceGraphMemTrim");
+}
+
 /* ---- rows ------------------------------------------------------------------------------------------ */
 
 static const struct row more_rows[] = {
@@ -666,6 +814,29 @@ static const struct row more_rows[] = {
 	{ "cuMemAlloc_v2/64KiB", take_linear, give_linear, NULL, NULL, 65536, 65536 },
 	{ "cuMemAlloc_v2/1MiB", take_linear, give_linear, NULL, NULL, MIB, MIB },
 	{ "cuMemAlloc_v2/1MiB_and_1", take_linear, give_linear, NULL, NULL, MIB + 1, MIB + 1 },
+	{ "cuMemFree", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemFree_v2", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemRelease", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemUnmap", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuArrayDestroy", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMipmappedArrayDestroy", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMulticastUnbind", take_made, give_made, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemFreeAsync", take_made, give_made, NULL, trim_default, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemFreeAsync_ptsz", take_made, give_made, NULL, trim_default, FIRST_BYTES, LAST_BYTES },
+	{ "cuCtxDestroy", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuCtxDestroy_v2", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuDevicePrimaryCtxRelease", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuDevicePrimaryCtxRelease_v2", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuDevicePrimaryCtxReset", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuDevicePrimaryCtxReset_v2", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuModuleUnload", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuLibraryUnload", take_made, give_made, NULL, NULL, 0, 0 },
+	{ "cuGreenCtxDestroy", take_made, give_made, retain_primary, release_primary, 0, 0 },
+	{ "cuCtxDetach", take_made, give_detached, NULL, NULL, 0, 0 },
+	{ "cuMemPoolDestroy", take_kept, give_kept, make_keeping_pool, destroy_by, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemPoolTrimTo", take_kept, give_kept, make_keeping_pool, trim_by, FIRST_BYTES, LAST_BYTES },
+	{ "cuGraphExecDestroy", take_launched, give_exec, NULL, trim_graphs, FIRST_BYTES, LAST_BYTES },
+	{ "cuDeviceGraphMemTrim", take_launched, give_graph, NULL, trim_graphs_by, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemAllocManaged/byte", take_managed, give_linear, NULL, NULL, 1, 1 },
 };
 
