@@ -353,18 +353,20 @@ func TestKilledWithoutGpufenced(t *testing.T) {
 	t.Parallel()
 	n := kills(t)
 	f := start(t)
-	for f.kills < min(n, 100) {
-		f.shoot()
-		f.total()
-		time.Sleep(time.Duration(10+rand.IntN(20)) * time.Millisecond)
-	}
-	// What the dead have left must come back to the living.
-	before := f.total().takes
-	time.Sleep(ledger.StaleAfter + 2*time.Second)
-	middle := f.total().takes
-	time.Sleep(time.Second)
-	if after := f.total().takes; after == middle {
-		t.Errorf("%d takes before, %d in 12 s, none in the last one", before, after)
+	for round := 1; round <= max(1, min(n/1000, 10)); round++ {
+		for f.kills < round*min(n, 100) {
+			f.shoot()
+			f.total()
+			time.Sleep(time.Duration(10+rand.IntN(20)) * time.Millisecond)
+		}
+		// What the dead have left must come back to the living.
+		before := f.total().takes
+		time.Sleep(ledger.StaleAfter + 2*time.Second)
+		middle := f.total().takes
+		time.Sleep(time.Second)
+		if after := f.total().takes; after == middle {
+			t.Errorf("round %d: %d takes before, %d in 12 s, none in the last one", round, before, after)
+		}
 	}
 	f.end()
 }
