@@ -509,6 +509,13 @@ static void host_pool(CUmemLocationType where)
 static void make_host_pool(void) { host_pool(CU_MEM_LOCATION_TYPE_HOST); }
 static void make_numa_pool(void) { host_pool(CU_MEM_LOCATION_TYPE_HOST_NUMA); }
 
+/* Wherever managed memory is to be, it counts as if it were on the device. */
+static void make_managed_pool(void)
+{
+	CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_MANAGED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, device } };
+	CALL(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *), &pool, &props);
+}
+
 static CUresult take_host_pooled(const struct row *r, size_t bytes, struct taken *t)
 {
 	CUdeviceptr p = 0;
@@ -801,6 +808,9 @@ static const struct row more_rows[] = {
 	{ "cuMemAllocFromPoolAsync/host", take_host_pooled, give_host_pooled, make_host_pool, destroy_pool, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemAllocFromPoolAsync_ptsz/host", take_host_pooled, give_host_pooled, make_host_pool, destroy_pool, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemAllocFromPoolAsync/numa", take_host_pooled, give_host_pooled, make_numa_pool, destroy_pool, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemAllocFromPoolAsync/managed", take_pooled, give_async, make_managed_pool, destroy_pool, FIRST_BYTES, LAST_BYTES },
+	{ "cuMemAllocFromPoolAsync_ptsz/managed", take_pooled, give_async, make_managed_pool, destroy_pool, FIRST_BYTES, LAST_BYTES },
+	{ "cuArrayCreate_v2/small", take_array, give_array, NULL, NULL, 65536, 65536 },
 	{ "cuMulticastCreate", take_bound, give_bound, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMulticastBindMem", take_bound, give_bound, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMulticastBindMem_v2", take_bound, give_bound, NULL, NULL, FIRST_BYTES, LAST_BYTES },
