@@ -44,7 +44,7 @@ build: ## build everything into dist/
 
 build-go:
 	@mkdir -p $(DIST)/bin
-	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook
+	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook ./cmd/gpufence-agent
 	CGO_ENABLED=1 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufenced
 	@# The engine is the suffix of the name that the wrapper is started by.
 	@for engine in cri crio docker podman; do ln -sfn gpufence-runtime $(DIST)/bin/gpufence-runtime.$$engine; done
@@ -125,7 +125,7 @@ K8S_NEEDS := package:iproute2
 .PHONY: test-k8s
 test-k8s: ## a real Kubernetes with simulated GPUs on this machine; its programs are built once, outside the work tree
 	@$(DEPS) $(RUN_NEEDS) $(K8S_NEEDS)
-	@start=$$SECONDS; tests/programs/build kubernetes containerd crictl cni >/dev/null; echo "suite test-k8s programs: $$((SECONDS - start)) s"
+	@start=$$SECONDS; tests/programs/build kubernetes containerd crictl cni helm >/dev/null; echo "suite test-k8s programs: $$((SECONDS - start)) s"
 	@$(MAKE) build
 	@start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/k8s || word=" failed after"; \
 	  echo "suite test-k8s cluster:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]

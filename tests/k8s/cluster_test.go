@@ -53,6 +53,10 @@ type cluster struct {
 	mem  string // short, and in memory: sockets, gpufenced's state
 	bins map[string]string
 
+	chart    []document // as it was rendered
+	stateDir string
+	agent    bool // it runs
+
 	client *api.Client
 	gpus   []string
 	plugin *deviceplugin.Plugin
@@ -94,7 +98,7 @@ func newCluster(ctx context.Context, t *testing.T) *cluster {
 		c.Close()
 		skip(t, "a kubelet runs on this machine")
 	}
-	c := &cluster{dist: dist, bins: map[string]string{}, ports: map[string]int{}}
+	c := &cluster{dist: dist, bins: map[string]string{}, ports: map[string]int{}, config: []string{"[accept.cri]", "resize-by-annotation = true"}}
 	var err error
 	c.lock, err = os.OpenFile(filepath.Join(memory(), "gpufence-k8s.lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
 	must(t, err)
@@ -105,7 +109,7 @@ func newCluster(ctx context.Context, t *testing.T) *cluster {
 	t.Cleanup(func() { c.lock.Close() })
 
 	step := time.Now()
-	cmd := exec.CommandContext(ctx, "../programs/build", "kubernetes", "containerd", "crictl", "cni")
+	cmd := exec.CommandContext(ctx, "../programs/build", "kubernetes", "containerd", "crictl", "cni", "helm")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -157,12 +161,13 @@ func (c *cluster) up(ctx context.Context, t *testing.T) error {
 		do   func(context.Context) error
 	}{
 		{"simulated GPUs", c.startGPUs},
+		{"gpufence install, containerd, images", c.startContainerd},
 		{"gpufenced", c.startGpufenced},
-		{"containerd and images", c.startContainerd},
 		{"control plane", c.startControlPlane},
 		{"kubelet", c.startKubelet},
 		{"node ready", c.awaitNode},
 		{"device plugin", c.startPlugin},
+		{"chart", c.startChart},
 	} {
 		begun := time.Now()
 		if err := phase.do(ctx); err != nil {
@@ -209,14 +214,14 @@ func (c *cluster) startGPUs(ctx context.Context) (err error) {
 // startGpufenced starts the one that is installed.
 func (c *cluster) startGpufenced(ctx context.Context) error {
 	if c.client == nil {
-		if err := c.place("1"); err != nil {
+		if err := os.MkdirAll(c.memPath("gpufence"), 0o755); err != nil {
 			return err
 		}
-		c.client = api.NewClient(c.memPath("gpufenced.sock"), 10*time.Second)
+		c.client = api.NewClient(c.memPath("gpufence/gpufenced.sock"), 10*time.Second)
 	}
 	quote := strconv.Quote
 	text := append([]string{
-		"socket = " + quote(c.memPath("gpufenced.sock")), "run-dir = " + quote(c.memPath("run")), "state-dir = " + quote(c.path("state")),
+		"socket = " + quote(c.memPath("gpufence/gpufenced.sock")), "run-dir = " + quote(c.memPath("gpufence")), "state-dir = " + quote(c.path("state")),
 		"nvml-library = " + quote(filepath.Join(c.dist, "simgpu/libnvidia-ml.so.1")),
 		"cdi-spec-dirs = [" + quote(c.memPath("cdi")) + "]", `cdi-kinds = ["gpufence.dev/simgpu"]`, `runtimes = ["runc"]`,
 	}, c.config...)
@@ -241,34 +246,43 @@ func (c *cluster) startGpufenced(ctx context.Context) error {
 }
 
 // installed is a file of the installation that the engine and the daemon use.
-func (c *cluster) installed(name string) string { return c.path("opt/current", name) }
+func (c *cluster) installed(name string) string { return c.path("opt", name) }
 
-// place puts the build beside what is installed, as a package of another version would be, and makes
-// it the one that is used.
-func (c *cluster) place(version string) error {
-	root := c.path("opt", version)
-	for _, name := range []string{"bin/gpufence", "bin/gpufence-runtime", "bin/gpufence-hook", "bin/gpufenced"} {
-		if err := copyFile(filepath.Join(c.dist, name), filepath.Join(root, name)); err != nil {
-			return fmt.Errorf("install version %s: %w", version, err)
-		}
+// nextVersion is what the programs of [cluster.buildNext] say of themselves.
+const nextVersion = "e2e-next"
+
+// buildNext builds the programs of another version, beside the libraries of this one.
+func (c *cluster) buildNext(ctx context.Context) error {
+	root := c.path("next")
+	if err := os.MkdirAll(filepath.Join(root, "bin"), 0o755); err != nil {
+		return err
 	}
 	if err := os.CopyFS(filepath.Join(root, "lib"), os.DirFS(filepath.Join(c.dist, "lib"))); err != nil {
-		return fmt.Errorf("install version %s: %w", version, err)
+		return fmt.Errorf("copy libraries: %w", err)
 	}
-	cri := filepath.Join(root, "bin/gpufence-runtime.cri")
-	if err := os.Symlink("gpufence-runtime", cri); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("install version %s: %w", version, err)
+	for cgo, programs := range map[string][]string{"0": {"gpufence", "gpufence-runtime", "gpufence-hook"}, "1": {"gpufenced"}} {
+		args := []string{"build", "-trimpath", "-ldflags", "-X github.com/gpufence/gpufence/enforcer/api.BuildVersion=" + nextVersion, "-o", filepath.Join(root, "bin") + "/"}
+		for _, program := range programs {
+			args = append(args, "../../cmd/"+program)
+		}
+		ctx, cancel := context.WithTimeout(ctx, 5*patience)
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		if err != nil {
+			return fmt.Errorf("build version %s: %w: %s", nextVersion, err, out)
+		}
 	}
-	return c.use(version)
+	return nil
 }
 
-// use makes an installed version the one that is used from now on.
-func (c *cluster) use(version string) error {
-	next := c.path("opt/next")
-	if err := os.Symlink(version, next); err != nil {
-		return fmt.Errorf("use version %s: %w", version, err)
-	}
-	return os.Rename(next, c.path("opt/current"))
+// installFrom runs `gpufence install` of a build, or `gpufence uninstall`.
+func (c *cluster) installFrom(ctx context.Context, root, verb string, more ...string) (string, error) {
+	return run(ctx, "", filepath.Join(root, "bin/gpufence"), append([]string{
+		verb, "--runtime", "containerd", "--config", c.path("containerd/config.toml"), "--install-dir", c.path("opt"),
+		"--executable-path", c.bins["containerd"], "--restart-mode", "none",
+	}, more...)...)
 }
 
 func (c *cluster) sock() string { return c.memPath("containerd.sock") }
@@ -279,9 +293,9 @@ func (c *cluster) startContainerd(ctx context.Context) error {
 			return err
 		}
 	}
-	text := strings.NewReplacer("@DIR@", c.dir, "@MEM@", c.mem, "@CNI@", filepath.Dir(c.bins["bridge"]), "@PAUSE@", pauseImage).Replace(`version = 3
+	text := strings.NewReplacer("@DIR@", c.dir, "@MEM@", c.mem, "@CNI@", filepath.Dir(c.bins["bridge"]), "@PAUSE@", pauseImage, "@STATE@", c.state()).Replace(`version = 3
 root = "@DIR@/containerd/root"
-state = "@MEM@/containerd"
+state = "@STATE@"
 imports = ["@DIR@/containerd/conf.d/*.toml"]
 disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.erofs", "io.containerd.nri.v1.nri"]
 [grpc]
@@ -316,8 +330,11 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 	if err := os.WriteFile(c.path("cni/10-e2e.conflist"), []byte(network), 0o600); err != nil {
 		return fmt.Errorf("write the network's configuration: %w", err)
 	}
-	if err := c.install(ctx); err != nil {
+	if _, err := c.installFrom(ctx, c.dist, "install", "--validate", "always"); err != nil {
 		return err
+	}
+	if _, err := os.Stat(c.dropIn()); err != nil {
+		return fmt.Errorf("gpufence install wrote no drop-in: %w", err)
 	}
 	if err := c.runContainerd(ctx); err != nil {
 		return err
@@ -330,7 +347,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 	if err != nil {
 		return err
 	}
-	for _, image := range []ociimage.Image{pause, clients} {
+	return c.load(ctx, pause, clients)
+}
+
+// load gives the engine images.
+func (c *cluster) load(ctx context.Context, images ...ociimage.Image) error {
+	for _, image := range images {
 		tar := c.path("image.tar")
 		if err := ociimage.Write(tar, image); err != nil {
 			return err
@@ -340,6 +362,18 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 		}
 	}
 	return nil
+}
+
+// state is containerd's folder for what runs: the usual one, in which gpufence looks for who uses its
+// runtime, unless another containerd has it.
+func (c *cluster) state() string {
+	if c.stateDir == "" {
+		c.stateDir = c.memPath("containerd")
+		if left, err := filepath.Glob("/run/containerd/io.containerd.*"); err == nil && len(left) == 0 {
+			c.stateDir = "/run/containerd"
+		}
+	}
+	return c.stateDir
 }
 
 // runContainerd starts it with the configuration as it is.
@@ -363,23 +397,6 @@ func (c *cluster) crictl(ctx context.Context, args ...string) (string, error) {
 
 // dropIn is the file of the engine's configuration that is gpufence's.
 func (c *cluster) dropIn() string { return c.path("containerd/conf.d/99-zz-gpufence.toml") }
-
-// install names our runtime to the engine.
-func (c *cluster) install(context.Context) error {
-	text := fmt.Sprintf(`version = 3
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s]
-  runtime_type = "io.containerd.runc.v2"
-  pod_annotations = ["gpufence.dev/*", "nvidia.com/container.*", "gpu-memory", "gpu-fraction"]
-  container_annotations = ["io.kubernetes.container.*", "cdi.k8s.io/*"]
-  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s.options]
-    BinaryName = %q
-    SystemdCgroup = false
-`, handler, handler, c.installed("bin/gpufence-runtime.cri"))
-	if err := os.WriteFile(c.dropIn(), []byte(text), 0o600); err != nil {
-		return fmt.Errorf("write drop-in: %w", err)
-	}
-	return nil
-}
 
 // writeKeys makes the key of service accounts' tokens, and the tokens of the others.
 func (c *cluster) writeKeys() error {
@@ -568,7 +585,7 @@ func (c *cluster) kubectl(ctx context.Context, stdin string, args ...string) (st
 
 // gpufence is what an administrator of the node types.
 func (c *cluster) gpufence(ctx context.Context, args ...string) (string, error) {
-	return run(ctx, "", c.installed("bin/gpufence"), append([]string{"--socket", c.memPath("gpufenced.sock")}, args...)...)
+	return run(ctx, "", c.installed("bin/gpufence"), append([]string{"--socket", c.memPath("gpufence/gpufenced.sock")}, args...)...)
 }
 
 // kubepods are the cgroups that a kubelet makes for pods.
@@ -634,6 +651,22 @@ func (c *cluster) down(t *testing.T) {
 	if _, err := net.InterfaceByName(bridge); err == nil {
 		_, err := run(ctx, "", "ip", "link", "delete", bridge)
 		check(err)
+	}
+	if c.stateDir == "/run/containerd" {
+		left, err := filepath.Glob("/run/containerd/io.containerd.*")
+		check(err)
+		for _, dir := range left {
+			mounts, err := unmountBelow(dir)
+			check(err)
+			if len(mounts) > 0 {
+				t.Errorf("left mounted: %q", mounts)
+			}
+			check(os.RemoveAll(dir))
+		}
+	}
+	// Only what is empty: shims of other engines have their files here, too.
+	for _, dir := range []string{"runc/k8s.io", "runc", "s", "fifo", "."} {
+		_ = os.Remove(filepath.Join("/run/containerd", dir))
 	}
 	for _, dir := range []string{c.dir, c.mem} {
 		// The kubelet leaves a mount of its folder over itself.

@@ -43,11 +43,13 @@ func TestKubernetes(t *testing.T) {
 		{"a pod that does not fit is refused until it does", refused},
 		{"over its limit it is killed, restarts and is fenced again", killed},
 		{"limits of pod and containers, and a sidecar without GPU", several},
-		{"a wrong annotation is refused at start", wrongAtStart},
+		{"without the policy a wrong annotation is refused at start", wrongAtStart},
+		{"with the policy it is refused when it is applied", wrongAtApply},
 		{"a pod without the RuntimeClass is seen", unmanaged},
 		{"annotations that get lost are refused", lost},
 		{"restarts disturb nothing", restarts},
-		{"upgrade and rollback disturb nothing", upgrade},
+		{"a limit follows its annotation", resized},
+		{"upgrade, rollback, uninstall and reinstall disturb nothing", upgrade},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
 			begun := time.Now()
@@ -153,6 +155,11 @@ func refused(ctx context.Context, t *testing.T, c *cluster) {
 	e, err := c.tells(ctx, "third", "", "GPUMemoryUnavailable", "E1402")
 	must(t, err)
 	t.Logf("%s: %s", e.Reason, e.Message)
+	if c.agent {
+		e, err := c.tells(ctx, "third", "GPUMemoryUnavailable")
+		must(t, err)
+		t.Logf("%s: %s", e.Reason, e.Message)
+	}
 	if s, err := c.status(ctx, "third"); err != nil || s.Phase != "Pending" {
 		t.Errorf("the third is %s, %v", s, err)
 	}
@@ -253,6 +260,33 @@ func wrongAtStart(ctx context.Context, t *testing.T, c *cluster) {
 	}
 }
 
+// wrongAtApply leaves the policies where they are.
+func wrongAtApply(ctx context.Context, t *testing.T, c *cluster) {
+	must(t, c.put(ctx, c.chart, policies))
+	p := filled("wrong", "4096")
+	must(t, until(ctx, "kubectl apply is refused", func(ctx context.Context) (bool, string) {
+		// A policy takes a moment to be heard of.
+		err := c.apply(ctx, p)
+		if err == nil {
+			err = c.remove(ctx, p.name)
+			return false, fmt.Sprintf("it was taken (%v)", err)
+		}
+		return strings.Contains(err.Error(), "E1203") && strings.Contains(err.Error(), "write 4096Mi"), err.Error()
+	}))
+	err := c.apply(ctx, p)
+	if err == nil {
+		t.Fatal("it was taken")
+	}
+	t.Logf("%v", err)
+	must(t, c.begin(ctx, filled("right", "1Gi")))
+	if _, err := c.kubectl(ctx, "", "annotate", "--overwrite", "pod", "right", "gpufence.dev/memory.max=4g"); err == nil || !strings.Contains(err.Error(), "E1202") {
+		t.Errorf("a change to 4g: %v", err)
+	}
+	if _, err := c.kubectl(ctx, "", "annotate", "pod", "right", "gpufence.dev/memory.maks=4Gi"); err == nil || !strings.Contains(err.Error(), "E1301") {
+		t.Errorf("a key that does not exist: %v", err)
+	}
+}
+
 func unmanaged(ctx context.Context, t *testing.T, c *cluster) {
 	c.plugin.Hand(deviceplugin.ByCDI) // without a wrapper of anybody, env gives nothing
 	p := one("free", "1Gi", client("context", "fill 64 2048", "hold")...)
@@ -274,6 +308,11 @@ func unmanaged(ctx context.Context, t *testing.T, c *cluster) {
 		}
 		return sum >= 2*gib, fmt.Sprintf("%d bytes", sum)
 	}))
+	if c.agent {
+		e, err := c.tells(ctx, "free", "GPUUnmanaged", "runtimeClassName")
+		must(t, err)
+		t.Logf("%s: %s", e.Reason, e.Message)
+	}
 }
 
 func lost(ctx context.Context, t *testing.T, c *cluster) {
@@ -422,20 +461,101 @@ func restarts(ctx context.Context, t *testing.T, c *cluster) {
 	}
 }
 
+func resized(ctx context.Context, t *testing.T, c *cluster) {
+	if !c.agent {
+		skip(t, "gpufence-agent is not built")
+	}
+	must(t, c.begin(ctx, one("grows", "2Gi", client("context", "grow 64 4096 20", "hold")...)))
+	_, err := c.awaitView(ctx, "grows", "main", "it is at its limit", func(v api.Container) bool {
+		return len(v.GPUs) == 1 && v.GPUs[0].Events.Max > 0
+	})
+	must(t, err)
+	before, err := c.status(ctx, "grows")
+	must(t, err)
+	begun := time.Now()
+	_, err = c.kubectl(ctx, "", "annotate", "--overwrite", "pod", "grows", "gpufence.dev/memory.max=5Gi")
+	must(t, err)
+	v, err := c.awaitView(ctx, "grows", "main", "its limit is 5Gi", func(v api.Container) bool { return len(v.GPUs) == 1 && v.GPUs[0].Limits.Max == 5*gib })
+	must(t, err)
+	t.Logf("after %.2f s, changed by %s", time.Since(begun).Seconds(), v.ChangedBy)
+	grown, err := c.hear(ctx, "grows", "main", "grow")
+	must(t, err)
+	if grown.Reached == 0 || grown.Held < 4*gib {
+		t.Errorf("it has %d MiB, want 4096", grown.Held/mib)
+	}
+	_, err = c.kubectl(ctx, "", "annotate", "--overwrite", "pod", "grows", "gpufence.dev/memory.max=4500Mi")
+	must(t, err)
+	_, err = c.awaitView(ctx, "grows", "main", "its limit is 4500Mi", func(v api.Container) bool { return len(v.GPUs) == 1 && v.GPUs[0].Limits.Max == 4500*mib })
+	must(t, err)
+	s, err := c.status(ctx, "grows")
+	must(t, err)
+	if s.Containers[0].ContainerID != before.Containers[0].ContainerID || s.Containers[0].RestartCount != 0 {
+		t.Errorf("it was started again: %s", s)
+	}
+	e, err := c.tells(ctx, "grows", "GPUMemoryResized")
+	must(t, err)
+	t.Logf("%s: %s", e.Reason, e.Message)
+}
+
 func upgrade(ctx context.Context, t *testing.T, c *cluster) {
+	must(t, c.buildNext(ctx))
 	l, err := c.lasting(ctx)
 	must(t, err)
-	for _, change := range []struct {
-		of string
-		do func() error
-	}{
-		{"an upgrade", func() error { return c.place("2") }},
-		{"a rollback", func() error { return c.use("1") }},
-	} {
-		must(t, change.do())
+	restart := func(version string) {
+		t.Helper()
 		must(t, c.gpufenced.stop())
 		must(t, c.startGpufenced(ctx))
-		l.check(ctx, t, c, change.of)
-		c.fresh(ctx, t, change.of)
+		v, err := c.client.Version(ctx)
+		must(t, err)
+		if version != "" && v.Version != version || version == "" && v.Version == nextVersion {
+			t.Errorf("gpufenced is version %s, want %q", v.Version, version)
+		}
 	}
+	engine := func(verb, root string, more ...string) {
+		t.Helper()
+		out, err := c.installFrom(ctx, root, verb, more...)
+		must(t, err)
+		t.Logf("gpufence %s: %s", verb, strings.Join(strings.Fields(out), " "))
+	}
+	engine("install", c.path("next"))
+	restart(nextVersion)
+	l.check(ctx, t, c, "an upgrade")
+	c.fresh(ctx, t, "an upgrade")
+
+	engine("install", c.dist)
+	restart("")
+	l.check(ctx, t, c, "a rollback")
+	c.fresh(ctx, t, "a rollback")
+
+	out, err := c.installFrom(ctx, c.path("opt"), "uninstall")
+	switch {
+	case c.state() != "/run/containerd":
+		t.Log("another containerd has /run/containerd: who uses the runtime is not seen, and the refusal to uninstall not tried")
+	case err == nil || !strings.Contains(err.Error(), "use the runtime"):
+		t.Fatalf("uninstall went on beside pods that run: %s %v", out, err)
+	default:
+		t.Logf("%v", err)
+	}
+	engine("uninstall", c.path("opt"), "--force")
+	if _, err := os.Stat(c.dropIn()); err == nil {
+		t.Errorf("%s was left", c.dropIn())
+	}
+	must(t, c.restartContainerd(ctx))
+	l.check(ctx, t, c, "an uninstallation")
+	if _, err := c.kubectl(ctx, "", "exec", "holds", "--", "/bin/true"); err != nil {
+		t.Errorf("after an uninstallation: %v", err)
+	}
+	must(t, c.apply(ctx, filled("early", "1Gi")))
+	// By the engine that does not know the handler, or by the scheduler that was told so by the label.
+	_, err = c.tells(ctx, "early", "")
+	must(t, err)
+	if s, err := c.status(ctx, "early"); err != nil || s.Phase != "Pending" {
+		t.Errorf("without the handler a pod is %s, %v", s, err)
+	}
+	must(t, c.remove(ctx, "early"))
+
+	engine("install", c.dist)
+	must(t, c.restartContainerd(ctx))
+	l.check(ctx, t, c, "a new installation")
+	c.fresh(ctx, t, "a new installation")
 }
