@@ -71,6 +71,12 @@ API CUresult cuLaunchKernel(void *f, unsigned int gx, unsigned int gy, unsigned 
 	return CUDA_SUCCESS;
 }
 
+API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+	(void)exec, (void)stream;
+	return CUDA_SUCCESS;
+}
+
 static const struct {
 	const char *name;
 	void (*function)(void);
@@ -80,6 +86,7 @@ static const struct {
 	{ "cuMemFree", (void (*)(void))cuMemFree_v2 },
 	{ "cuDevicePrimaryCtxRetain", (void (*)(void))cuDevicePrimaryCtxRetain },
 	{ "cuLaunchKernel", (void (*)(void))cuLaunchKernel },
+	{ "cuGraphLaunch", (void (*)(void))cuGraphLaunch },
 };
 
 API CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags, int *status)

@@ -243,16 +243,25 @@ static void settle_all(void)
 		return result;                                               \
 	} while (0)
 
-/* As every launch, it waits above memory.high. */
+/* As every launch, it waits above memory.high. Where no graph allocates either, straight through. */
 #define GRAPH_LAUNCH(symbol, per_thread)                                                                           \
-	static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) { TAKES(symbol, true, exec, exec, stream); } \
-	CUresult hook_##symbol(CUgraphExec exec, CUstream stream)                                                  \
+	__attribute__((noinline)) static CUresult launch_##symbol(CUgraphExec exec, CUstream stream)               \
+	{                                                                                                          \
+		TAKES(symbol, true, exec, exec, stream);                                                           \
+	}                                                                                                          \
+	__attribute__((noinline)) static CUresult slow_##symbol(CUgraphExec exec, CUstream stream)                 \
 	{                                                                                                          \
 		bool calm = account_calm();                                                                        \
 		CUresult result = launch_##symbol(exec, stream);                                                   \
-		if (__builtin_expect(!calm, 0) && result == CUDA_SUCCESS)                                          \
+		if (!calm && result == CUDA_SUCCESS)                                                               \
 			high_launched(stream, per_thread);                                                         \
 		return result;                                                                                     \
+	}                                                                                                          \
+	CUresult hook_##symbol(CUgraphExec exec, CUstream stream)                                                  \
+	{                                                                                                          \
+		fn_##symbol *real = REAL(symbol);                                                                  \
+		return real != NULL && account_calm() && !may_allocate(memory()) ? real(exec, stream) :            \
+										   slow_##symbol(exec, stream);    \
 	}                                                                                                          \
 	EXPORT(symbol)
 
