@@ -140,6 +140,7 @@ type podRuntime struct {
 	nextScan   time.Duration // when its processes may be looked through again
 	asked      asked
 	published  map[uint32]time.Duration
+	shown      uint64 // steps of the pod's GPUs when its files were written last
 	// number is the newest sample as the pod's pages show it, numbered when it was published.
 	number   uint64
 	numbered time.Duration

@@ -267,7 +267,7 @@ func (d *Daemon) tick(asked bool) time.Duration {
 // though, or a GPU that hangs would keep what NVML shows of the others from ever counting as
 // excess; the slow one's peaks then have a gap, and it publishes no excess.
 func (d *Daemon) mayNumber(p *registry.Pod, rt *podRuntime, waits map[string]bool, now time.Duration) bool {
-	if now-rt.numbered >= max(d.cfg.Settle, 3*d.cfg.Sample) {
+	if len(waits) == 0 || now-rt.numbered >= max(d.cfg.Settle, 3*d.cfg.Sample) {
 		return true
 	}
 	return !slices.ContainsFunc(p.GPUs, func(uuid string) bool { return waits[uuid] })

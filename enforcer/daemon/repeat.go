@@ -26,6 +26,7 @@ const (
 
 // lastStep is what the newest full step of a GPU went by.
 type lastStep struct {
+	count      uint64
 	made       bool
 	at         time.Duration
 	pods       []*registry.Pod
@@ -61,6 +62,7 @@ func (d *Daemon) containerFacts(to []policy.ContainerFact, g *gpuState, pods []*
 func (d *Daemon) remember(g *gpuState, pods []*registry.Pod, in *policy.Input, pids []int, learning bool) {
 	l := &g.last
 	l.made, l.at = true, in.Now
+	l.count++
 	l.pods = append(l.pods[:0], pods...)
 	l.snapshots = l.snapshots[:0]
 	l.waits = learning || len(g.draining) > 0 ||
@@ -189,4 +191,15 @@ func (d *Daemon) saidAny() bool {
 	d.seen.mu.Lock()
 	defer d.seen.mu.Unlock()
 	return len(d.saidErr) > 0
+}
+
+// stepsOf counts the steps of a pod's GPUs. What its files show changes in steps only, or with what
+// makes one.
+func (d *Daemon) stepsOf(p *registry.Pod) (sum uint64) {
+	for _, uuid := range p.GPUs {
+		if g := d.gpus[uuid]; g != nil {
+			sum += g.last.count
+		}
+	}
+	return sum
 }

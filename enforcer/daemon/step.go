@@ -362,10 +362,18 @@ func (d *Daemon) writeFiles(p *registry.Pod, force bool) {
 	if rt == nil {
 		return
 	}
-	now := d.mono()
+	steps := d.stepsOf(p)
+	if !force && steps == rt.shown {
+		return
+	}
+	now, late := d.mono(), false
 	for _, c := range p.Containers {
 		page := rt.containers[c.Index]
-		if page == nil || c.State != registry.Running || !force && now-rt.published[c.Index] < filesInterval {
+		if page == nil || c.State != registry.Running {
+			continue
+		}
+		if !force && now-rt.published[c.Index] < filesInterval {
+			late = true
 			continue
 		}
 		rt.published[c.Index] = now
@@ -380,7 +388,12 @@ func (d *Daemon) writeFiles(p *registry.Pod, force bool) {
 				Pod:       fileLevel(pod, v.PodCurrent, v.PodPeak, v.PodEvents, v.PodEventsLocal),
 			})
 		}
-		d.once("memory files in "+page.Dir(), page.WriteFiles(c.Grant.OOMGroup, rows))
+		err := page.WriteFiles(c.Grant.OOMGroup, rows)
+		late = late || err != nil
+		d.once("memory files in "+page.Dir(), err)
+	}
+	if !late {
+		rt.shown = steps
 	}
 }
 
