@@ -44,7 +44,7 @@ build: ## build everything into dist/
 
 build-go:
 	@mkdir -p $(DIST)/bin
-	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook ./cmd/gpufence-agent
+	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook ./cmd/gpufence-nri ./cmd/gpufence-agent
 	CGO_ENABLED=1 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufenced
 	@# The engine is the suffix of the name that the wrapper is started by.
 	@for engine in cri crio docker podman; do ln -sfn gpufence-runtime $(DIST)/bin/gpufence-runtime.$$engine; done

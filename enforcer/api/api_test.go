@@ -131,6 +131,10 @@ func (a applying) Apply(_ context.Context, req ApplyRequest) (ApplyResponse, err
 	return resp, a.fail()
 }
 
+func (a applying) Audit(_ context.Context, req AuditRequest) (AuditResponse, error) {
+	return AuditResponse{Unmanaged: req.By}, a.fail()
+}
+
 // testReadTimeout is short, since one test waits for it to pass.
 const testReadTimeout = 500 * time.Millisecond
 

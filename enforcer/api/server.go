@@ -200,6 +200,13 @@ var routes = map[string]route{
 		}
 		return a.Apply(ctx, req)
 	}),
+	"audit": post("Report containers that have a GPU and are not fenced. Each is said once, and policy unmanaged deals with their processes.", func(svc Service, ctx context.Context, req AuditRequest) (AuditResponse, error) {
+		a, ok := svc.(Auditor)
+		if !ok {
+			return AuditResponse{}, Errorf(quota.CodeNotEnforced, "this gpufenced takes no audits: upgrade it")
+		}
+		return a.Audit(ctx, req)
+	}),
 	"gpus":    get("List the node's GPUs as gpufenced sees them.", (Service).GPUs),
 	"node":    get("Say what gpufenced knows of itself and of the node.", (Service).Node),
 	"version": get("Say who answers.", (Service).Version),

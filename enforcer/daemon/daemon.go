@@ -94,6 +94,7 @@ type Daemon struct {
 	shimLib string
 	shim32  string // "": beside the other, where there is one
 	kubelet PodDevices
+	audited map[api.ContainerKey]string // of the newest audit, why
 
 	watch  fence.Watch
 	shim   fence.Shim

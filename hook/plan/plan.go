@@ -189,6 +189,12 @@ func nodes(in Input) []string {
 	return out
 }
 
+// GPUNodes are the paths among some that are GPUs of their own, control nodes left out.
+func GPUNodes(paths []string) []string { return nodes(Input{Devices: paths}) }
+
+// GPUNames are the CDI names among some that are of GPUs.
+func GPUNames(names []string) []string { return gpuNames(names) }
+
 // isNode says whether a path is a GPU: /dev/nvidia0, /dev/simgpu/gpu0, /dev/simgpu/gpu0.mig1.
 func isNode(p string) bool {
 	for _, prefix := range []string{"/dev/nvidia", "/dev/simgpu/gpu"} {

@@ -58,6 +58,7 @@ var mayImport = []struct {
 }{
 	{"hook/plan", []string{"enforcer/quota"}},
 	{"hook/cdi", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
+	{"hook/nri", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
 	{"hook/oci", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
 	{"enforcer/quota", nil},
 	{"enforcer/ledger", []string{"enforcer/quota"}},
@@ -102,14 +103,15 @@ func TestImportsFollowTheDesign(t *testing.T) {
 // TestStaticProgramsStayLight: the programs that run for every container, and on nodes whose
 // driver is not loaded yet, link neither NVML nor anything else that needs cgo.
 func TestStaticProgramsStayLight(t *testing.T) {
-	for _, program := range []string{"gpufence", "gpufence-runtime", "gpufence-hook"} {
+	for _, program := range []string{"gpufence", "gpufence-runtime", "gpufence-hook", "gpufence-nri"} {
 		packages := list(t, "./cmd/"+program)
 		if len(packages) != 1 {
 			t.Fatalf("go list ./cmd/%s: %d packages, want 1", program, len(packages))
 		}
 		for _, dep := range packages[0].Deps {
 			if strings.HasPrefix(dep, module+"enforcer/gpu") || strings.Contains(dep, "NVIDIA/go-nvml") || strings.Contains(dep, "nvidia-container-toolkit") ||
-				strings.Contains(dep, "prometheus/client_golang") || strings.Contains(dep, "google.golang.org/grpc") {
+				strings.Contains(dep, "prometheus/client_golang") ||
+				program != "gpufence-nri" && strings.Contains(dep, "google.golang.org/grpc") { // NRI's transport has it
 				t.Errorf("%s links %s", program, dep)
 			}
 		}
