@@ -408,6 +408,10 @@ func (c *canary) remove() error {
 		if err := c.runtime(ctx, nil, nil, "delete", "--force", c.id); err != nil && !strings.Contains(err.Error(), "does not exist") {
 			errs = append(errs, fmt.Errorf("delete the canary: %w", err))
 		}
+		// Its end unregisters it, but for one that was never registered: its pages would stay a while.
+		if got, err := c.o.Client.Container(ctx, c.id); err == nil && got.State == "prepared" {
+			errs = append(errs, c.o.Client.Unregister(ctx, api.UnregisterRequest{Key: got.Key}))
+		}
 		c.made = false
 	}
 	if err := os.RemoveAll(c.dir); err != nil {
