@@ -54,7 +54,7 @@ var engineKinds = map[string]engineKind{
 type installFlags struct {
 	kind, config, dropIn, source    string
 	handler, wrapper, wrap          string
-	setDefault, cdi, dryRun, hook   bool
+	setDefault, cdi, dryRun         bool
 	restart, unit, engineSocket     string
 	program, version, check, prefix string
 	force, drain                    bool
@@ -83,7 +83,6 @@ func (a *app) install() *cobra.Command {
 	p.StringVar(&f.wrap, "wrap", "", "put gpufence-runtime also in front of a runtime that is there, such as nvidia, so that no manifest changes")
 	p.StringVar(&f.source, "config-source", "file", "where the engine's configuration is read from: file, or command (`containerd config dump`)")
 	p.StringVar(&f.prefix, "install-dir", "", "put the programs there first, such as /opt/gpufence where /usr is read-only")
-	p.BoolVar(&f.hook, "hook", false, "Podman: also fence containers that only have the annotation, by an OCI hook")
 	return cmd
 }
 
@@ -178,9 +177,6 @@ func (f installFlags) job(ctx context.Context) (*job, error) {
 	}
 	if f.prefix != "" && !filepath.IsAbs(f.prefix) {
 		return nil, usagef("--install-dir %q is not absolute", f.prefix)
-	}
-	if f.hook {
-		j.request.Hook = filepath.Join(filepath.Dir(j.request.Wrapper), "gpufence-hook")
 	}
 	switch {
 	case f.version != "":

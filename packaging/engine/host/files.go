@@ -68,12 +68,16 @@ func unwritable(path string, err error) error {
 // Apply writes what a plan changes. The returned function takes it back.
 func Apply(plan engine.Plan) (undo func() error, err error) {
 	var done []engine.Change
+	var kept []string // backups that were made for this
 	undo = func() error {
 		var errs []error
 		for _, c := range slices.Backward(done) {
 			if err := put(c.Path, c.Before); err != nil {
 				errs = append(errs, err)
 			}
+		}
+		for _, path := range kept {
+			errs = append(errs, removeIfThere(path))
 		}
 		return errors.Join(errs...)
 	}
@@ -86,7 +90,10 @@ func Apply(plan engine.Plan) (undo func() error, err error) {
 			err = quota.NewError(quota.CodeEngineUnwritable, "%s was changed by somebody else meanwhile", c.Path).WithHint("run this again")
 		}
 		if err == nil && !c.Ours && c.Before != nil && c.After != nil {
-			err = keep(c)
+			var made bool
+			if made, err = keep(c); made {
+				kept = append(kept, engine.BackupPath(c.Path))
+			}
 		}
 		if err == nil {
 			err = put(c.Path, c.After)
@@ -99,13 +106,14 @@ func Apply(plan engine.Plan) (undo func() error, err error) {
 	return undo, nil
 }
 
-// keep makes the backup, unless there is one.
-func keep(c engine.Change) error {
+// keep makes the backup, unless there is one, and says whether it did.
+func keep(c engine.Change) (bool, error) {
 	path := engine.BackupPath(c.Path)
 	if _, err := os.Lstat(path); err == nil {
-		return nil
+		return false, nil
 	}
-	return write(path, c.Path, c.Before)
+	err := write(path, c.Path, c.Before)
+	return err == nil, err
 }
 
 // DropBackups removes the backups of files that are again what they were.

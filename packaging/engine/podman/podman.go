@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package podman plans the files that tell rootful Podman of gpufence-runtime: a runtime in
-// containers.conf.d for `podman run --runtime gpufence`, and an OCI hook for containers that only
+// containers.conf.d for `podman run --runtime gpufence`, and, where a request names one, an OCI hook for containers that only
 // have the annotation. Both are ours alone. Podman has no daemon: they hold for what starts next.
 package podman
 
