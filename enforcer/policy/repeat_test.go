@@ -90,7 +90,7 @@ func TestRepeat(t *testing.T) {
 						mine = append(mine, p)
 					}
 				}
-				op := rapid.IntRange(0, 11).Draw(t, "op")
+				op := rapid.IntRange(0, 13).Draw(t, "op")
 				if len(mine) == 0 || op == 0 {
 					n.add(c, rapid.IntRange(0, 3).Draw(t, "shim") > 0)
 					continue
@@ -104,6 +104,8 @@ func TestRepeat(t *testing.T) {
 					n.free(p, size)
 				case op == 9:
 					n.exit(p)
+				case op >= 12:
+					p.truth += size // behind the shim, if it has one
 				case op == 10:
 					level, old := Level{Container: n.conts[c].ID}, n.conts[c].Container.Max
 					to := rapid.Uint64Range(1, 6).Draw(t, "GiB") * gib
@@ -132,6 +134,9 @@ func TestRepeat(t *testing.T) {
 				}
 				in.Sample.UsedBytes += stranger + hidden
 				out := both(in)
+				if rapid.Bool().Draw(t, "survives") {
+					out.Kill = nil // a driver may keep a process for long
+				}
 				n.apply(out)
 				for _, r := range out.Resizes {
 					for i := range n.conts {
