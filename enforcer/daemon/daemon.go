@@ -16,6 +16,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,7 @@ const (
 	stopTimeout   = killTimeout + time.Second // for what is in progress when we are told to stop
 	drainLimit    = time.Minute               // how long an ended container's memory is followed
 	filesInterval = time.Second               // between two writes of memory.* without a reason
+	rescanEvery   = 5 * time.Second           // the set of GPUs changes where MIG mode is switched
 	emptyLimit    = 10 * time.Second
 )
 
@@ -71,6 +73,8 @@ type Options struct {
 	Load   func() (config.Loaded, error)
 	// Root is the node's file system, whose engines are watched; empty: they are not.
 	Root string
+	// Capabilities is the driver's folder of MIG capabilities; empty for [gpu.CapabilitiesDir].
+	Capabilities string
 	// Notify tells the service manager a state.
 	Notify func(state string)
 	// Kubelet says what it gave a container; nil where there is none.
@@ -107,18 +111,21 @@ type Daemon struct {
 	gpus    map[string]*gpuState   // by UUID
 	order   []string               // UUIDs in NVML's order
 	split   []gpu.Info             // GPUs in MIG mode, which are used through their instances
-	nvmlErr error                  // why there are no GPUs; nil once there are
-	driver  string
-	sample  uint64                               // number of the newest tick
-	empty   map[policy.ContainerID]time.Duration // since when nothing lives in a container
-	lastIdl time.Duration                        // when GPUs without a container were last asked
-	facts   *facts
-	changed chan struct{} // closed and replaced after each step and each change of state
-	kick    chan struct{} // asks for a tick now
-	saidErr map[string]problem
-	closed  bool
-	damaged bool       // state of containers that may run was lost
-	redo    []killTask // of kills whose signal may be missing after a restart
+	// anyInstance: one of the GPUs is a MIG instance.
+	anyInstance  bool
+	capabilities string // the driver's folder of MIG capabilities
+	nvmlErr      error  // why there are no GPUs; nil once there are
+	driver       string
+	sample       uint64                               // number of the newest tick
+	empty        map[policy.ContainerID]time.Duration // since when nothing lives in a container
+	lastIdl      time.Duration                        // when GPUs without a container were last asked
+	facts        *facts
+	changed      chan struct{} // closed and replaced after each step and each change of state
+	kick         chan struct{} // asks for a tick now
+	saidErr      map[string]problem
+	closed       bool
+	damaged      bool       // state of containers that may run was lost
+	redo         []killTask // of kills whose signal may be missing after a restart
 	// killing are the kills in progress: a container is not judged again for the same victim
 	// before its signal is out.
 	killing map[policy.ContainerID]registry.Kill
@@ -126,9 +133,10 @@ type Daemon struct {
 	guard    *act.Guard // freezes what is above memory.high
 	freezing map[policy.ContainerID]*frozen
 
-	seen  seen // what fences look at, under its own lock
-	node  node
-	group sync.WaitGroup
+	seen      seen // what fences look at, under its own lock
+	instances instances
+	node      node
+	group     sync.WaitGroup
 }
 
 // podRuntime are a pod's open pages.
@@ -175,12 +183,17 @@ type gpuState struct {
 	// that no process explains, of which there is much since unexplained.
 	foreign      map[procID]bool
 	unattributed bool
+	shimless     map[policy.ContainerID]bool // containers of which it was said
 	unexplained  time.Duration
 	// context are observations of processes that have one context and nothing else.
 	context map[int]contextSeen
 	// draining are containers that ended and whose memory is still listed.
 	draining map[policy.ContainerID]drain
 	last     lastStep
+	// gone: NVML does not list it any more, and why that may be.
+	gone    bool
+	goneWhy string
+	stop    context.CancelFunc // ends its sampling
 }
 
 // procID is a process for as long as the node is up.
@@ -250,7 +263,8 @@ func New(opts Options) (*Daemon, error) {
 	}
 	d.watch = fence.Watch{Samples: (*samples)(d)}
 	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
-	d.fences = []fence.Fence{d.watch, d.shim}
+	d.fences = []fence.Fence{d.watch, d.shim, fence.MIG{Instances: &d.instances}}
+	d.capabilities = cmp.Or(opts.Capabilities, gpu.CapabilitiesDir)
 	d.shimLib, d.shim32 = shimLibrary(cfg.ShimLibrary), cfg.ShimLibrary32
 
 	var err error
@@ -428,6 +442,7 @@ func (d *Daemon) mono() time.Duration { return act.Monotonic() }
 
 // notify wakes whoever waits for a change. The caller holds mu.
 func (d *Daemon) notify() {
+	d.lookAtInstances()
 	close(d.changed)
 	d.changed = make(chan struct{})
 }

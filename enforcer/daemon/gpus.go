@@ -19,6 +19,7 @@ import (
 
 // runNVML finds the GPUs, and again when all of them are gone.
 func (d *Daemon) runNVML(ctx context.Context) {
+	var scanned time.Duration
 	for {
 		if d.needNVML() {
 			err := d.findGPUs(ctx)
@@ -29,6 +30,9 @@ func (d *Daemon) runNVML(ctx context.Context) {
 			d.mu.Unlock()
 		} else if d.lost() {
 			d.once("nvml-lost", d.findLost())
+		} else if d.mono()-scanned >= rescanEvery {
+			d.once("nvml-rescan", d.rescan(ctx))
+			scanned = d.mono()
 		}
 		select {
 		case <-ctx.Done():
@@ -51,6 +55,9 @@ func (d *Daemon) needNVML() bool {
 		return true
 	}
 	for _, g := range d.gpus {
+		if g.gone {
+			continue
+		}
 		if !g.have || g.sample.Err == nil || errors.Is(g.sample.Err, gpu.ErrHung) || g.inFlight || d.mono()-g.lastKnown < lostFor {
 			return false
 		}
@@ -137,24 +144,7 @@ func (d *Daemon) findGPUs(ctx context.Context) error {
 		return errors.New("gpufenced is stopping")
 	}
 	d.driver, d.node.closed = driver, false
-	d.order, d.split = nil, split
-	for _, dev := range devices {
-		info := dev.Info()
-		d.order = append(d.order, info.UUID)
-		g := d.gpus[info.UUID]
-		if g == nil {
-			g = &gpuState{
-				machine: policy.NewGPU(info.UUID, d.pol), ticks: make(chan uint64, 1), lastKnown: d.mono(),
-				context: map[int]contextSeen{}, draining: map[policy.ContainerID]drain{}, foreign: map[procID]bool{},
-			}
-			d.gpus[info.UUID] = g
-			d.restoreResizes(info.UUID, g)
-			d.group.Go(func() { d.runGPU(ctx, g) })
-		}
-		g.info = info
-		g.quota = gpu.Quota(info, gpu.Reserve{Bytes: d.cfg.ReserveBytes, Share: d.cfg.ReserveShare}, d.cfg.ContextBytes)
-		g.sampler = gpu.NewSampler(dev)
-	}
+	d.takeDevices(ctx, devices, split)
 	d.event(api.Event{Type: "gpus-found", Message: fmt.Sprintf("NVML of driver %s lists %d GPUs", driver, len(devices))})
 	d.poke()
 	return nil
@@ -302,7 +292,15 @@ func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {
 			if ctx.Err() != nil {
 				return // a sample that was cut by our own end says nothing
 			}
-			d.step(g, n, s)
+			d.mu.Lock()
+			gone := g.gone
+			if gone {
+				g.inFlight = false
+			}
+			d.mu.Unlock()
+			if !gone { // else what it says is of before
+				d.step(g, n, s)
+			}
 		}
 	}
 }
@@ -320,7 +318,7 @@ func (d *Daemon) wholeInMIG(i gpu.Info) error {
 	}
 	if len(have) == 0 {
 		return quota.NewError(quota.CodeNotEnforced, "GPU %s is in MIG mode and has no instance", i.UUID).
-			WithHint("make one with `nvidia-smi mig -cgi`, then run `gpufence quiesce` and `gpufence resume`")
+			WithHint("make one with `nvidia-smi mig -cgi`, which is seen within seconds")
 	}
 	return quota.NewError(quota.CodeNotEnforced, "GPU %s is in MIG mode and cannot be used as a whole", i.UUID).
 		WithHint("name one of its instances: %s", strings.Join(have, ", "))
@@ -341,6 +339,9 @@ func (d *Daemon) usable(uuid string) (wait bool, err error) {
 	g := d.gpus[uuid]
 	if g == nil {
 		return false, quota.NewError(quota.CodeNoSuchGPU, "GPU %s is not on this node any more", uuid)
+	}
+	if g.gone {
+		return false, quota.NewError(quota.CodeNoSuchGPU, "%s", g.goneWhy).WithHint("start the container again with a GPU that is there")
 	}
 	if !g.have {
 		return true, quota.NewError(quota.CodeGPUUnknown, "NVML has not answered for GPU %s yet", uuid).WithHint("try again in some seconds")

@@ -251,6 +251,10 @@ func (d *Daemon) resolve(req api.PrepareRequest, pol quota.Policy) (quota.Grant,
 	if err := d.noGPUs(); err != nil {
 		return none, notices, errors.Is(err, errNotAsked), err
 	}
+	selectors, err := d.byCapabilities(selectors)
+	if err != nil {
+		return none, notices, quota.CodeOf(err) == quota.CodeGPUUnknown, err
+	}
 	infos, err := d.selectGPUs(req, pol, parsed, selectors)
 	if err != nil {
 		return none, notices, quota.CodeOf(err) == quota.CodeGPUUnknown, err

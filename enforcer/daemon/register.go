@@ -157,7 +157,9 @@ func (d *Daemon) cgroupFree(c *registry.Container, cgroup act.Cgroup) error {
 }
 
 func (d *Daemon) subject(c *registry.Container) fence.Subject {
-	return fence.Subject{ID: c.ID(), Grant: c.Grant, ShimAbsent: c.ShimAbsent}
+	grant := c.Grant
+	grant.Pod = c.Pod().Limits // what holds now, not what it started with
+	return fence.Subject{ID: c.ID(), Grant: grant, ShimAbsent: c.ShimAbsent}
 }
 
 // finishRegister decides with the fences up, and makes the container count as running.
@@ -412,6 +414,7 @@ func (d *Daemon) remove(c *registry.Container) {
 // collect ends what is gone without a word, gives back holds that ran out, and forgets what ended
 // long ago.
 func (d *Daemon) collect() {
+	d.dropGone()
 	now := d.now()
 	for _, c := range d.reg.Containers() {
 		switch c.State {

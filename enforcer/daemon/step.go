@@ -102,6 +102,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 		}
 	}
 	d.saidForeign(g, &out)
+	d.saidShimless(g, &out)
 	d.confirmKills(g, &out)
 	d.drained(g, &out)
 	above := d.isAbove(&out)

@@ -128,6 +128,9 @@ func Report(fences []Fence, s Subject) []api.Fence {
 		if len(s.Grant.GPUs) == 0 {
 			worst = Status{State: Absent, Why: "no GPU"}
 		}
+		if worst.Why == notInstance && !slices.ContainsFunc(s.Grant.GPUs, func(g quota.GPU) bool { return f.State(s, g.UUID).Why != notInstance }) {
+			continue
+		}
 		entry := api.Fence{Name: f.Name(), State: string(worst.State), Why: worst.Why, Proof: worst.Proof}
 		if len(s.Grant.GPUs) > 1 && entry.Why != "" {
 			entry.Why += " on " + where

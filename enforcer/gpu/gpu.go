@@ -96,6 +96,9 @@ type Info struct {
 	// Parent is the UUID of an instance's GPU, "" for a GPU; Instance the instance's index in it.
 	Parent   string
 	Instance int
+	// GI and CI are NVML's ids of an instance's GPU instance and compute instance, -1 where NVML
+	// does not say them.
+	GI, CI int
 	// Share is the instance's part of the GPU's processors, 0 where NVML does not say.
 	Share float64
 }

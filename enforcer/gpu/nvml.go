@@ -201,10 +201,13 @@ func (d *device) describeInstance(parent Info, index, most int) error {
 	if err := check("nvmlDeviceGetName", r); err != nil {
 		return err
 	}
-	d.info = Info{UUID: uuid, Index: parent.Index, Minor: parent.Minor, Name: name, PCI: parent.PCI, Parent: parent.UUID, Instance: index}
+	d.info = Info{UUID: uuid, Index: parent.Index, Minor: parent.Minor, Name: name, PCI: parent.PCI, Parent: parent.UUID, Instance: index, GI: -1, CI: -1}
 	d.instance = -1
 	if id, r := d.nvml.GetGpuInstanceId(); r == nvml.SUCCESS {
-		d.instance = id
+		d.instance, d.info.GI = id, id
+	}
+	if id, r := d.nvml.GetComputeInstanceId(); r == nvml.SUCCESS {
+		d.info.CI = id
 	}
 	// A GPU has as many slices as it has room for instances.
 	if a, r := d.nvml.GetAttributes(); r == nvml.SUCCESS && most > 0 {

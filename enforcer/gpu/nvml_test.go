@@ -210,6 +210,7 @@ func TestInstances(t *testing.T) {
 	instance.GetUUIDFunc = func() (string, nvml.Return) { return "MIG-1", nvml.SUCCESS }
 	instance.GetNameFunc = func() (string, nvml.Return) { return "NVIDIA A30 MIG 2g.12gb", nvml.SUCCESS }
 	instance.GetGpuInstanceIdFunc = func() (int, nvml.Return) { return 5, nvml.SUCCESS }
+	instance.GetComputeInstanceIdFunc = func() (int, nvml.Return) { return 3, nvml.SUCCESS }
 	instance.GetAttributesFunc = func() (nvml.DeviceAttributes, nvml.Return) {
 		return nvml.DeviceAttributes{GpuInstanceSliceCount: 2}, nvml.SUCCESS
 	}
@@ -220,6 +221,7 @@ func TestInstances(t *testing.T) {
 	bare := mockDevice()
 	bare.GetUUIDFunc = func() (string, nvml.Return) { return "MIG-2", nvml.SUCCESS }
 	bare.GetGpuInstanceIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
+	bare.GetComputeInstanceIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
 	bare.GetAttributesFunc = func() (nvml.DeviceAttributes, nvml.Return) {
 		return nvml.DeviceAttributes{}, nvml.ERROR_NOT_SUPPORTED
 	}
@@ -248,11 +250,11 @@ func TestInstances(t *testing.T) {
 		{UUID: "GPU-1", Minor: 3, Name: "Tesla T4", PCI: "0000:03:00.0", MIG: true},
 		{
 			UUID: "MIG-1", Minor: 3, Name: "NVIDIA A30 MIG 2g.12gb", PCI: "0000:03:00.0", TotalBytes: 16 * gib, ReservedBytes: gib,
-			Parent: "GPU-1", Instance: 1, Share: 0.5,
+			Parent: "GPU-1", Instance: 1, Share: 0.5, GI: 5, CI: 3,
 		},
 		{
 			UUID: "MIG-2", Minor: 3, Name: "Tesla T4", PCI: "0000:03:00.0", TotalBytes: 16 * gib, ReservedBytes: gib,
-			Parent: "GPU-1", Instance: 2,
+			Parent: "GPU-1", Instance: 2, GI: -1, CI: -1,
 		},
 	} {
 		if diff := cmp.Diff(want, devices[i].Info()); diff != "" {
@@ -277,6 +279,7 @@ func TestInstances(t *testing.T) {
 	} {
 		instance := mockDevice()
 		instance.GetGpuInstanceIdFunc, instance.GetAttributesFunc = bare.GetGpuInstanceIdFunc, bare.GetAttributesFunc
+		instance.GetComputeInstanceIdFunc = bare.GetComputeInstanceIdFunc
 		change(instance)
 		split.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 1, nvml.SUCCESS }
 		split.GetMigDeviceHandleByIndexFunc = func(int) (nvml.Device, nvml.Return) { return instance, nvml.SUCCESS }

@@ -186,14 +186,35 @@ func nodes(in Input) []string {
 	for _, m := range in.Mounts {
 		add(m.Destination)
 	}
+	if len(out) == 0 {
+		return nil // capabilities are of GPUs that are there
+	}
+	// They say which of a GPU's MIG instances are there.
+	for _, d := range in.Devices {
+		if p := path.Clean("/" + d); isCapability(p) && !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	for _, m := range in.Mounts {
+		if p := path.Clean("/" + m.Destination); isCapability(p) && !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
 	return out
 }
 
-// GPUNodes are the paths among some that are GPUs of their own, control nodes left out.
+// GPUNodes are the paths among some that are GPUs of their own, and those that say which of their MIG
+// instances; other control nodes left out.
 func GPUNodes(paths []string) []string { return nodes(Input{Devices: paths}) }
 
 // GPUNames are the CDI names among some that are of GPUs.
 func GPUNames(names []string) []string { return gpuNames(names) }
+
+// isCapability says whether a path opens a MIG instance: /dev/nvidia-caps/nvidia-cap12.
+func isCapability(p string) bool {
+	n, ok := strings.CutPrefix(p, "/dev/nvidia-caps/nvidia-cap")
+	return ok && isNumber(n)
+}
 
 // isNode says whether a path is a GPU: /dev/nvidia0, /dev/simgpu/gpu0, /dev/simgpu/gpu0.mig1.
 func isNode(p string) bool {
