@@ -3,6 +3,7 @@
 package gpu
 
 /*
+#cgo linux CFLAGS: -D_GNU_SOURCE
 #cgo linux LDFLAGS: -ldl
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -38,7 +39,8 @@ static const char *const list_names[LISTS][2] = {
 	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"},
 };
 
-// Finds the calls in a library that is loaded already. NULL: it is not, or lacks one that must be
+// Finds the calls of a library that is loaded already, as the binding's are found: in what is loaded
+// for all, so that who stands before the library there is asked here, too. NULL: it is not, or lacks one that must be
 // there; then the binding's calls are used.
 static struct calls *find_calls(const char *path)
 {
@@ -52,16 +54,16 @@ static struct calls *find_calls(const char *path)
 		free(c);
 		return NULL;
 	}
-	*(void **)&c->handle = dlsym(c->library, "nvmlDeviceGetHandleByUUID");
-	*(void **)&c->memory = dlsym(c->library, "nvmlDeviceGetMemoryInfo_v2");
+	*(void **)&c->handle = dlsym(RTLD_DEFAULT, "nvmlDeviceGetHandleByUUID");
+	*(void **)&c->memory = dlsym(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo_v2");
 	for (i = 0; i < LISTS; i++) {
-		*(void **)&c->list[i] = dlsym(c->library, list_names[i][0]);
+		*(void **)&c->list[i] = dlsym(RTLD_DEFAULT, list_names[i][0]);
 		if (!c->list[i])
-			*(void **)&c->list[i] = dlsym(c->library, list_names[i][1]);
+			*(void **)&c->list[i] = dlsym(RTLD_DEFAULT, list_names[i][1]);
 	}
 	// An MPS list of the first version only has other rows.
 	if (!c->handle || !c->memory || !c->list[0] || !c->list[1] ||
-	    (!c->list[2] && dlsym(c->library, "nvmlDeviceGetMPSComputeRunningProcesses"))) {
+	    (!c->list[2] && dlsym(RTLD_DEFAULT, "nvmlDeviceGetMPSComputeRunningProcesses"))) {
 		dlclose(c->library);
 		free(c);
 		return NULL;
