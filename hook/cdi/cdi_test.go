@@ -164,7 +164,7 @@ func TestOwned(t *testing.T) {
 		t.Errorf("remove: %t %v", removed, err)
 	}
 
-	for name, make := range map[string]func(string){
+	for name, put := range map[string]func(string){
 		"of somebody else": func(p string) { write(t, p, `{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu"}`) },
 		"no JSON":          func(p string) { write(t, p, "kind: nvidia.com/gpu") },
 		"a link to ours": func(p string) {
@@ -183,7 +183,7 @@ func TestOwned(t *testing.T) {
 		},
 	} {
 		p := filepath.Join(t.TempDir(), FileName)
-		make(p)
+		put(p)
 		before, err := os.Lstat(p)
 		if err != nil {
 			t.Fatal(err)

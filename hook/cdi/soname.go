@@ -64,7 +64,7 @@ func sonameOf(file string) string {
 	if err != nil {
 		return ""
 	}
-	defer f.Close() // nothing is lost: the file is only read
+	defer func() { _ = f.Close() }() // nothing is lost: the file is only read
 	if f.Class != elf.ELFCLASS64 {
 		return ""
 	}

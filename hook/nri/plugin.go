@@ -424,7 +424,7 @@ func (p *Plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	request, err := plan.Ask(c.input, p.set.Policy)
 	// A container that was created before a change of policy is not judged by what came later.
 	if err != nil || request.Action != plan.ActionPrepare || request.Mode != quota.ModeEnforce || len(request.Claimed) > 0 {
-		return nil //nolint:nilerr // see above
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()

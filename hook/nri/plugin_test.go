@@ -561,8 +561,8 @@ func TestAudit(t *testing.T) {
 	key := func(id string) gpufence.ContainerKey {
 		return gpufence.ContainerKey{Engine: quota.EngineCRI, Scope: "/run/containerd/runc/k8s.io", ID: id}
 	}
-	running := func(id string, max uint64) gpufence.Container {
-		return gpufence.Container{Key: key(id), State: "running", GPUs: []gpufence.ContainerGPU{{UUID: gpu0, Limits: quota.Limits{Max: max}}}}
+	running := func(id string, limit uint64) gpufence.Container {
+		return gpufence.Container{Key: key(id), State: "running", GPUs: []gpufence.ContainerGPU{{UUID: gpu0, Limits: quota.Limits{Max: limit}}}}
 	}
 	exempt := &api.PodSandbox{Id: "system", Namespace: "kube-system"}
 	unlimited := &api.PodSandbox{Id: "plain", Namespace: "team-a", Name: "plain"}
