@@ -44,7 +44,7 @@ build: ## build everything into dist/
 
 build-go:
 	@mkdir -p $(DIST)/bin
-	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook ./cmd/gpufence-nri ./cmd/gpufence-agent
+	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufence ./cmd/gpufence-runtime ./cmd/gpufence-hook ./cmd/gpufence-nri ./cmd/gpufence-agent ./cmd/kubectl-gpufence
 	CGO_ENABLED=1 $(GOBUILD) -o $(DIST)/bin/ ./cmd/gpufenced
 	@# The engine is the suffix of the name that the wrapper is started by.
 	@for engine in cri crio docker podman; do ln -sfn gpufence-runtime $(DIST)/bin/gpufence-runtime.$$engine; done
@@ -77,7 +77,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 
 test-go: # without systemd-analyze the units' test is skipped, by name
 	@$(DEPS) --try systemd-analyze || [ $$? = 3 ]
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -117,7 +117,12 @@ test-enforcer:
 	$(GOTEST) -count=1 -parallel 6 ./tests/enforcer ./tests/hostile
 
 test-e2e:
-	$(GOTEST) -count=1 ./tests/e2e/...
+	$(GOTEST) -count=1 ./tests/e2e/... ./tests/canary
+
+.PHONY: test-chart
+test-chart: ## helm over the chart: lint, wrong values, and packaging/kubernetes is what it renders
+	@tests/programs/build helm >/dev/null
+	$(GOTEST) -count=1 ./tests/chart/...
 
 # Beside what everything runs with.
 K8S_NEEDS := package:iproute2

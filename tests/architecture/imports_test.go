@@ -68,6 +68,7 @@ var mayImport = []struct {
 	{"enforcer/act", nil},
 	{"enforcer/api", []string{"enforcer/quota"}},
 	{"enforcer/doctor", nil},
+	{"enforcer/kube", []string{"enforcer/api", "enforcer/quota"}},
 	{"enforcer/metrics", []string{"enforcer/api", "enforcer/quota"}},
 	{"packaging/engine", []string{"enforcer/quota"}}, // how engines are told of us; quota for the codes and what annotations are ours
 	{"shim", nil},
@@ -115,5 +116,22 @@ func TestStaticProgramsStayLight(t *testing.T) {
 				t.Errorf("%s links %s", program, dep)
 			}
 		}
+	}
+}
+
+// TestOnlyTheAgentKnowsKubernetes: a client of the API server in gpufenced would be memory and attack
+// surface on every node, Kubernetes or not; and kubectl-gpufence has only kubectl's rights.
+func TestOnlyTheAgentKnowsKubernetes(t *testing.T) {
+	links := func(program string) bool {
+		packages := list(t, "./cmd/"+program)
+		return len(packages) == 1 && slices.ContainsFunc(packages[0].Deps, func(d string) bool { return strings.HasPrefix(d, "k8s.io/client-go") })
+	}
+	for _, program := range []string{"gpufence", "gpufence-runtime", "gpufence-hook", "gpufenced", "kubectl-gpufence"} {
+		if links(program) {
+			t.Errorf("%s links k8s.io/client-go", program)
+		}
+	}
+	if !links("gpufence-agent") {
+		t.Error("gpufence-agent does not link k8s.io/client-go: this test looks for the wrong name")
 	}
 }
