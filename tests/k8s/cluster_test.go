@@ -462,7 +462,7 @@ func (c *cluster) startControlPlane(ctx context.Context) (err error) {
 	c.apiserver, err = start("kube-apiserver", c.path("apiserver.log"), nil, c.bins["kube-apiserver"], "--etcd-servers="+etcd, "--secure-port=443", "--bind-address="+serviceIP,
 		"--advertise-address="+serviceIP, "--cert-dir="+c.path("pki/api"), "--token-auth-file="+c.path("pki/tokens.csv"), "--authorization-mode=Node,RBAC",
 		"--service-cluster-ip-range="+serviceNet, "--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.path("pki/sa.pub"),
-		"--service-account-signing-key-file="+c.path("pki/sa.key"), "--enable-admission-plugins=NodeRestriction", "--kubelet-preferred-address-types=InternalIP", "--v=1")
+		"--service-account-signing-key-file="+c.path("pki/sa.key"), "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP", "--v=1")
 	if err != nil {
 		return err
 	}

@@ -107,11 +107,13 @@ func limited(ctx context.Context, t *testing.T, c *cluster) {
 	}
 	// exec'd processes are inside, too.
 	out, err := c.kubectl(ctx, "", "exec", "limited", "--", "/clients/client", "context", "fill 64")
-	if err == nil {
-		for _, r := range replies(out) {
-			if r.Granted > 0 {
-				t.Errorf("a process from kubectl exec got %d MiB beside 4 GiB", r.Granted/mib)
-			}
+	inside := replies(out)
+	if len(inside) == 0 {
+		t.Errorf("a process from kubectl exec said nothing: %q %v", out, err)
+	}
+	for _, r := range inside {
+		if r.Granted > 0 {
+			t.Errorf("a process from kubectl exec got %d MiB beside 4 GiB", r.Granted/mib)
 		}
 	}
 	s, err := c.status(ctx, "limited")
@@ -329,7 +331,12 @@ func lost(ctx context.Context, t *testing.T, c *cluster) {
 	}
 	must(t, os.WriteFile(c.dropIn(), []byte(strings.Join(kept, "")), 0o600))
 	must(t, c.restartContainerd(ctx))
-	must(t, c.apply(ctx, filled("lost", "2Gi")))
+	// Of a class without the label, which goes when the node's configuration is not what it was.
+	_, err = c.kubectl(ctx, `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClass","metadata":{"name":"gpufence-anywhere"},"handler":"`+handler+`"}`, "apply", "-f", "-")
+	must(t, err)
+	p := filled("lost", "2Gi")
+	p.class = "gpufence-anywhere"
+	must(t, c.apply(ctx, p))
 	e, err := c.tells(ctx, "lost", "", "E1401")
 	must(t, err)
 	t.Logf("%s: %s", e.Reason, e.Message)

@@ -3,6 +3,7 @@
 package k8s
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,7 +26,8 @@ const (
 type pod struct {
 	name        string
 	annotations map[string]string
-	unmanaged   bool // without the RuntimeClass
+	unmanaged   bool   // without a RuntimeClass
+	class       string // another one than ours
 	containers  []part
 }
 
@@ -56,7 +58,7 @@ func (p pod) manifest() (string, error) {
 	}
 	spec := map[string]any{"containers": containers, "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": false, "enableServiceLinks": false}
 	if !p.unmanaged {
-		spec["runtimeClassName"] = handler
+		spec["runtimeClassName"] = cmp.Or(p.class, handler)
 	}
 	text, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Pod", "spec": spec,
