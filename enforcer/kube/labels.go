@@ -61,7 +61,7 @@ func Labels(n Node) (map[string]*string, []string) {
 	if n.State == nil {
 		return out, reasons
 	}
-	out[LabelLevel] = value(string(n.State.Level))
+	out[LabelLevel] = value(n.State.Level)
 	out[LabelVersion] = value(n.State.Version.Version)
 	for _, f := range n.State.Fences {
 		out[LabelFence+f.Name] = value(f.State)

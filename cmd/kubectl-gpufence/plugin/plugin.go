@@ -135,7 +135,7 @@ func (p *plugin) ps() *cobra.Command {
 			}
 			node := p.node
 			if len(pods) == 1 {
-				if node, _, err = p.podNode(cmd.Context(), pods[0]); err != nil {
+				if node, err = p.podNode(cmd.Context(), pods[0]); err != nil {
 					return err
 				}
 			}
@@ -165,7 +165,7 @@ func (p *plugin) about(name, short string) *cobra.Command {
 				return usagef("%s takes one POD or POD/CONTAINER", name)
 			}
 			pod, _, _ := strings.Cut(pods[0], "/")
-			node, _, err := p.podNode(cmd.Context(), pod)
+			node, err := p.podNode(cmd.Context(), pod)
 			if err != nil {
 				return err
 			}
@@ -182,7 +182,6 @@ func (p *plugin) about(name, short string) *cobra.Command {
 type object struct {
 	Metadata struct {
 		Name string `json:"name"`
-		UID  string `json:"uid"`
 	} `json:"metadata"`
 	Spec struct {
 		NodeName string `json:"nodeName"`
@@ -208,22 +207,22 @@ func (p *plugin) get(ctx context.Context, into any, args ...string) error {
 	return nil
 }
 
-func (p *plugin) podNode(ctx context.Context, pod string) (node, uid string, err error) {
+func (p *plugin) podNode(ctx context.Context, pod string) (node string, err error) {
 	args := []string{"get", "pod", pod, "-o", "json"}
 	if p.namespace != "" {
 		args = append(args, "-n", p.namespace)
 	}
 	if pod == "" || strings.HasPrefix(pod, "-") {
-		return "", "", usagef("%q is not the name of a pod", pod)
+		return "", usagef("%q is not the name of a pod", pod)
 	}
 	var got object
 	if err := p.get(ctx, &got, args...); err != nil {
-		return "", "", err
+		return "", err
 	}
 	if got.Spec.NodeName == "" {
-		return "", "", quota.NewError(quota.CodeKubectl, "pod %s is on no node yet (%s)", pod, got.Status.Phase).WithHint("see its events: kubectl describe pod %s", pod)
+		return "", quota.NewError(quota.CodeKubectl, "pod %s is on no node yet (%s)", pod, got.Status.Phase).WithHint("see its events: kubectl describe pod %s", pod)
 	}
-	return got.Spec.NodeName, got.Metadata.UID, nil
+	return got.Spec.NodeName, nil
 }
 
 // agents are the DaemonSet's pods.

@@ -61,7 +61,7 @@ func Run(ctx context.Context, o Options) (kube.Canary, error) {
 	node, err := o.Client.Node(ctx)
 	if err != nil {
 		result.Why = "gpufenced does not answer: " + err.Error()
-		return result, nil
+		return result, nil //nolint:nilerr // that is a verdict, not a failure to find one
 	}
 	result.Version, result.Started = node.Version.Version, node.Started
 	gpus, err := o.Client.GPUs(ctx)
