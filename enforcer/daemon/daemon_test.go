@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
+	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/gpu"
 	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -458,6 +459,55 @@ func TestLevelNotReached(t *testing.T) {
 			t.Errorf("state %s", v.State)
 		}
 	})
+}
+
+// aging is a fence that takes so long to raise that what has proven the watch is old by then.
+type aging struct {
+	fence.Fence
+	raise func(times int)
+	times int
+}
+
+func (f *aging) Raise(ctx context.Context, s fence.Subject) (map[string]fence.Status, error) {
+	f.times++
+	f.raise(f.times)
+	return f.Fence.Raise(ctx, s)
+}
+
+// Where the proof has grown old before it could be used, a start waits for the next sample.
+func TestRegisterWaitsForProof(t *testing.T) {
+	b := newBench(t)
+	b.start()
+	req := request("a", "memory.max=1Gi")
+	b.prepare(req)
+	p := b.container()
+	hang := make(chan struct{})
+	slow := &aging{Fence: b.d.shim, raise: func(times int) {
+		if times > 1 {
+			return
+		}
+		b.gpu.change(func() { b.gpu.hang = hang })
+		b.eventually("NVML hangs", func() bool {
+			info, ok := (*samples)(b.d).Newest(uuid0)
+			return ok && !info.Complete
+		})
+		b.d.seen.sample(uuid0, fence.SampleInfo{Began: b.d.mono() - fence.ProofAge - time.Second, Complete: true})
+		time.AfterFunc(500*time.Millisecond, func() {
+			b.gpu.change(func() { b.gpu.hang = nil })
+			close(hang)
+		})
+	}}
+	b.d.fences = []fence.Fence{b.d.watch, slow}
+	resp, err := b.d.Register(context.Background(), api.RegisterRequest{Key: req.Key, PID: p.pid})
+	if err != nil || resp.Level != quota.LevelReactive {
+		t.Fatalf("level %s, %v", resp.Level, err)
+	}
+	if slow.times != 2 {
+		t.Errorf("raised %d times, want once more", slow.times)
+	}
+	if ev := b.events("refused"); len(ev) != 0 {
+		t.Errorf("in the journal: %+v", ev)
+	}
 }
 
 // Unknown data never kills, on any of its kinds.

@@ -62,20 +62,31 @@ func (d *Daemon) register(ctx context.Context, req api.RegisterRequest) (api.Reg
 		return none, err
 	}
 
-	// Not under mu: proofs wait for samples.
 	ctx, cancel := context.WithTimeout(ctx, waitForProof)
 	defer cancel()
-	var notices []string
-	for _, f := range d.fences {
-		if _, err := f.Raise(ctx, subject); err != nil {
-			// The level says whether the container may start without it.
-			notices = append(notices, fmt.Sprintf("fence %s is not up: %v", f.Name(), err))
+	for {
+		// Not under mu: proofs wait for samples.
+		var notices []string
+		for _, f := range d.fences {
+			if _, err := f.Raise(ctx, subject); err != nil {
+				// The level says whether the container may start without it.
+				notices = append(notices, fmt.Sprintf("fence %s is not up: %v", f.Name(), err))
+			}
 		}
-	}
 
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.finishRegister(req, subject, cgroup, proc, notices)
+		d.mu.Lock()
+		resp, err := d.finishRegister(req, subject, cgroup, proc, notices)
+		d.mu.Unlock()
+		var wait passing
+		if !errors.As(err, &wait) {
+			return resp, err
+		}
+		if ctx.Err() != nil {
+			return none, wait.error
+		}
+		// What had been proven grew old before it could be used, since others are registered or
+		// NVML is slow: there is time for a fresh answer.
+	}
 }
 
 // identify finds the cgroup of a container's first process, and refuses one that cannot be told
@@ -199,7 +210,10 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 		}
 		err := quota.NewError(quota.CodeLevelNotReached, "the container requires level %s, and this node's fences reach %s for it%s", c.Grant.Require, level, why).
 			WithHint("see `gpufence inspect` and nvidia-smi, or require less")
-		if enforce {
+		switch {
+		case enforce && fence.Reaches(d.watch.Level(), c.Grant.Require):
+			return none, passing{err} // a newer sample may prove the watch
+		case enforce:
 			return none, err
 		}
 		notices = append(notices, "would be refused: "+err.Error())

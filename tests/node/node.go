@@ -403,10 +403,33 @@ func (d *daemon) ready(ctx context.Context, probe func(context.Context) error) e
 		case <-d.done:
 			return fmt.Errorf("%s ended at its start (%s): %s", d.name, d.cmd.ProcessState, tail(d.log, 12))
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready (%w): %s", d.name, err, tail(d.log, 12))
+			said := tail(d.log, 12)
+			return fmt.Errorf("%s is not ready (%w): %s\n%s", d.name, err, said, d.stacks())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+// stacks ends a program that hangs with where all of its goroutines stand. The log keeps them; the
+// answer has a beginning of it, which goes into a test's output.
+func (d *daemon) stacks() string {
+	before, _ := os.Stat(d.log)
+	if err := d.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		return fmt.Sprintf("its goroutines cannot be had: %v", err)
+	}
+	select {
+	case <-d.done:
+	case <-time.After(Patience):
+		return "it does not end by SIGQUIT either: it does not run at all"
+	}
+	text, err := os.ReadFile(d.log)
+	if err != nil {
+		return err.Error()
+	}
+	if before != nil && before.Size() <= int64(len(text)) {
+		text = text[before.Size():]
+	}
+	return string(text[:min(len(text), 64<<10)])
 }
 
 func (d *daemon) stop(ctx context.Context) error {
