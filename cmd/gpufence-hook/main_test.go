@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -40,6 +41,11 @@ func (d daemon) hear(name string, request any) error {
 	return nil
 }
 
+// Prepare grants nothing: what the plan adds of its own is enough to see that it was made.
+func (d daemon) Prepare(_ context.Context, r api.PrepareRequest) (api.PrepareResponse, error) {
+	return api.PrepareResponse{}, d.hear("prepared", r)
+}
+
 func (d daemon) Register(_ context.Context, r api.RegisterRequest) (api.RegisterResponse, error) {
 	return api.RegisterResponse{Level: quota.LevelReactive, Notices: []string{"a remark"}}, d.hear("registered", r)
 }
@@ -52,6 +58,20 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
+			// Files of a script know no variables.
+			for _, name := range []string{"config.toml", "observe.toml"} {
+				path := filepath.Join(env.WorkDir, name)
+				text, err := os.ReadFile(path)
+				if errors.Is(err, os.ErrNotExist) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(text), "$WORK", env.WorkDir)), 0o644); err != nil {
+					return err
+				}
+			}
 			l, err := api.Listen(filepath.Join(env.WorkDir, "sock"), -1)
 			if err != nil {
 				return err

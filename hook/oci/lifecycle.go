@@ -29,7 +29,8 @@ const hookTime = 9 * time.Second
 const hookBestEffortTime = 2 * time.Second
 
 // HookArgs is gpufence-hook's command line: <stage> --config F --socket S --engine E --scope S.
-// Engine and scope come from the wrapper, since the runtime's state has neither.
+// Engine and scope come from the wrapper, since the runtime's state has neither; Podman's precreate
+// needs neither.
 type HookArgs struct {
 	Stage      string
 	ConfigPath string
@@ -39,8 +40,14 @@ type HookArgs struct {
 	BestEffort bool // a failure is reported and does not stop the container
 }
 
+// The stages that are no OCI hook's: [Precreate], and what it has fail with a sentence.
+const (
+	StagePrecreate = "precreate"
+	StageRefuse    = "refuse"
+)
+
 // stages are the hooks that we know; prestart is what older runtimes call createRuntime.
-var stages = map[string]bool{"createRuntime": true, "prestart": true, "poststop": true}
+var stages = map[string]bool{"createRuntime": true, "prestart": true, "poststop": true, StagePrecreate: true}
 
 // ParseHookArgs reads the arguments after the program's name.
 func ParseHookArgs(args []string) (HookArgs, error) {
@@ -54,7 +61,11 @@ func ParseHookArgs(args []string) (HookArgs, error) {
 	}
 	h.Stage = args[0]
 	if !stages[h.Stage] {
-		return usage("the stage %q is none of createRuntime, prestart, poststop", h.Stage)
+		return usage("the stage %q is none of createRuntime, prestart, poststop, precreate", h.Stage)
+	}
+	if h.Stage == StagePrecreate {
+		// As the wrapper has it that Podman starts: with both, the container is prepared once.
+		h.Engine, h.Scope = quota.EnginePodman, defaultScope
 	}
 	for i := 1; i < len(args); i++ {
 		name, value, hasValue := strings.Cut(args[i], "=")
@@ -154,7 +165,7 @@ func (h Hook) Run(ctx context.Context) int {
 }
 
 func (h Hook) run(ctx context.Context) error {
-	text, err := readAll(ctx, h.Stdin)
+	text, err := readAll(ctx, h.Stdin, maxStateBytes)
 	if err != nil {
 		return quota.NewError(quota.CodeHookState, "the container's state cannot be read from stdin: %w", err)
 	}
@@ -183,14 +194,14 @@ func (h Hook) run(ctx context.Context) error {
 }
 
 // readAll reads to the end, but no longer than the context and no more than the bound.
-func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
+func readAll(ctx context.Context, r io.Reader, most int64) ([]byte, error) {
 	type result struct {
 		text []byte
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
-		text, err := io.ReadAll(io.LimitReader(r, maxStateBytes+1))
+		text, err := io.ReadAll(io.LimitReader(r, most+1))
 		done <- result{text, err}
 	}()
 	select {

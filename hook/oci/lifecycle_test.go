@@ -164,7 +164,7 @@ func TestReadAllDoesNotHang(t *testing.T) {
 	defer w.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := readAll(ctx, r); err == nil {
+	if _, err := readAll(ctx, r, maxStateBytes); err == nil {
 		t.Error("read a stdin that nobody closes")
 	}
 }

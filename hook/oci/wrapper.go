@@ -195,9 +195,13 @@ func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, l
 	if err != nil {
 		return err
 	}
-	notices, err := w.fence(ctx, cmd, c, doc, cmd.BundleDir(cwd))
+	key := api.ContainerKey{Engine: engine, Scope: scopeOf(cmd), ID: cmd.ID}
+	edited, notices, err := w.fence(ctx, key, c, doc, cmd.BundleDir(cwd))
 	for _, n := range notices {
 		log.notice(Sentence(fmt.Errorf("%s", n)))
+	}
+	if err == nil && edited {
+		err = doc.write()
 	}
 	if err != nil {
 		return modeError{err, w.Settings.Policy.For(c.pod.Namespace).Mode}
@@ -205,62 +209,59 @@ func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, l
 	return nil
 }
 
-// fence asks, prepares, plans, and writes. The document on disk is touched last.
-func (w Wrapper) fence(ctx context.Context, cmd Command, c container, doc *document, bundle string) (notices []string, err error) {
-	scope := scopeOf(cmd)
+// fence asks, prepares, plans, and edits the document, unless the container does not concern us; nothing
+// on disk is touched.
+func (w Wrapper) fence(ctx context.Context, key api.ContainerKey, c container, doc *document, bundle string) (edited bool, notices []string, err error) {
 	c.input.HookPath = w.hookPath()
 	c.input.HookArgs = []string{
 		"--config", w.Settings.ConfigPath, "--socket", w.Settings.Socket,
-		"--engine", string(c.input.Engine), "--scope", scope,
+		"--engine", string(c.input.Engine), "--scope", key.Scope,
 	}
 	request, err := plan.Ask(c.input, w.Settings.Policy)
 	if w.SettingsErr != nil {
 		if err != nil || request.Action == plan.ActionPrepare {
-			return nil, w.SettingsErr
+			return false, nil, w.SettingsErr
 		}
 		notices = []string{Sentence(w.SettingsErr)}
 	}
 	if err != nil {
-		return nil, err
+		return false, nil, err
 	}
 	notices = append(notices, request.Notices...)
 	var prepared plan.Prepared
 	switch request.Action {
 	case plan.ActionSkip:
-		return notices, nil
+		return false, notices, nil
 	case plan.ActionAlone:
 	case plan.ActionPrepare:
 		var more []string
-		prepared, more, err = w.prepare(ctx, &c, request, api.ContainerKey{Engine: c.input.Engine, Scope: scope, ID: cmd.ID}, bundle)
+		prepared, more, err = w.prepare(ctx, &c, request, key, bundle)
 		notices = append(notices, more...)
 		if err != nil {
-			return notices, err
+			return false, notices, err
 		}
 	default:
-		return notices, quota.NewError(quota.CodeInternal, "the plan's action %q is unknown", request.Action)
+		return false, notices, quota.NewError(quota.CodeInternal, "the plan's action %q is unknown", request.Action)
 	}
 	if len(request.Claimed) > 0 && len(prepared.Grant.GPUs) == 0 {
 		notices = append(notices, plan.Unclaimed(request.Claimed))
 	}
 	edits, err := plan.Plan(c.input, request, prepared)
 	if err != nil {
-		return notices, err
+		return false, notices, err
 	}
 	if len(edits.Hooks) > 0 {
 		if err := checkHook(c.input.HookPath); err != nil {
-			return notices, err
+			return false, notices, err
 		}
 	}
 	p := place{shimDir: c.shimDir, runDir: w.Settings.RunDir, specs: w.Settings.CDISpecDirs}
 	if edits.DenyDevices {
 		if p.majors, err = hostMajors(); err != nil {
-			return notices, err
+			return false, notices, err
 		}
 	}
-	if err := render(doc.root, edits, p); err != nil {
-		return notices, err
-	}
-	return notices, doc.write()
+	return true, notices, render(doc.root, edits, p)
 }
 
 // prepare gets the grant. Where the mode is not enforce, gpufenced is told if it listens, and
@@ -346,10 +347,13 @@ func prepareRequest(c *container, r plan.Request, key api.ContainerKey, bundle s
 	return req
 }
 
+// defaultScope is the scope of a runtime that was given no root.
+const defaultScope = "default"
+
 // scopeOf is within what ids are unique: the runtime's root, which containerd makes by namespace.
 func scopeOf(cmd Command) string {
 	if cmd.Root == "" {
-		return "default"
+		return defaultScope
 	}
 	if abs, err := filepath.Abs(cmd.Root); err == nil {
 		return abs

@@ -54,7 +54,7 @@ var engineKinds = map[string]engineKind{
 type installFlags struct {
 	kind, config, dropIn, source    string
 	handler, wrapper, wrap          string
-	setDefault, cdi, dryRun         bool
+	setDefault, cdi, dryRun, hooks  bool
 	restart, unit, engineSocket     string
 	program, version, check, prefix string
 	force, drain                    bool
@@ -80,6 +80,7 @@ func (a *app) install() *cobra.Command {
 	p := cmd.Flags()
 	p.BoolVar(&f.setDefault, "set-as-default", false, "make it the engine's default runtime")
 	p.BoolVar(&f.cdi, "cdi.enabled", false, "switch the engine's own CDI support on")
+	p.BoolVar(&f.hooks, "hooks", false, "podman: a hook, too, that fences containers which have an annotation of ours and another runtime")
 	p.StringVar(&f.wrap, "wrap", "", "put gpufence-runtime also in front of a runtime that is there, such as nvidia, so that no manifest changes")
 	p.StringVar(&f.source, "config-source", "file", "where the engine's configuration is read from: file, or command (`containerd config dump`)")
 	p.StringVar(&f.prefix, "install-dir", "", "put the programs there first, such as /opt/gpufence where /usr is read-only")
@@ -174,6 +175,12 @@ func (f installFlags) job(ctx context.Context) (*job, error) {
 	j.request = engine.Request{
 		Config: cmp.Or(f.config, kind.defaultConfig()), DropIn: f.dropIn, Handler: f.handler, Wrapper: cmp.Or(f.wrapper, j.programs.Wrapper()),
 		Default: f.setDefault, CDI: f.cdi, Wrap: f.wrap,
+	}
+	switch {
+	case f.hooks && f.kind != kindPodman:
+		return nil, usagef("--hooks is for podman: %s has no hook that sees a container's configuration", f.kind)
+	case f.hooks:
+		j.request.Hook = filepath.Join(filepath.Dir(j.programs.Wrapper()), "gpufence-hook")
 	}
 	if f.prefix != "" && !filepath.IsAbs(f.prefix) {
 		return nil, usagef("--install-dir %q is not absolute", f.prefix)
