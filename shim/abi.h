@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 #define GPUFENCE_ABI_MAJOR 1
-#define GPUFENCE_ABI_MINOR 2
+#define GPUFENCE_ABI_MINOR 3
 
 #define GPUFENCE_LIMITS_MAGIC UINT64_C(0x314d494c46555047) /* "GPUFLIM1" in memory order */
 #define GPUFENCE_LEDGER_MAGIC UINT64_C(0x3147444c46555047) /* "GPUFLDG1" in memory order */
@@ -149,7 +149,9 @@ struct gpufence_slot {
 	uint64_t allocs;           /* 0x28 statistics, relaxed */
 	uint64_t frees;            /* 0x30 */
 	uint32_t throttled_ms[GPUFENCE_GPUS]; /* 0x38 slowed above memory.high, by GPU; stops at its greatest number */
-	uint64_t reserved;         /* 0x78 */
+	/* 0x78 how often this process has opened memory of another one (IPC, imports), relaxed. Since 1.3:
+	 * a shim before it neither sets nor clears it, so it says something with that shim_abi only. */
+	uint64_t imports;
 	struct gpufence_slot_gpu gpu[GPUFENCE_GPUS]; /* 0x80, indexed as in the limits page */
 };
 
@@ -193,6 +195,7 @@ _Static_assert(offsetof(struct gpufence_limits, copies) == 0x80, "copies");
 _Static_assert(sizeof(struct gpufence_limits) == 0x80 + 2 * (0x10 + 0x80 * 16), "limits");
 _Static_assert(sizeof(struct gpufence_slot_gpu) == 64, "slot_gpu");
 _Static_assert(offsetof(struct gpufence_slot, throttled_ms) == 0x38, "slot.throttled_ms");
+_Static_assert(offsetof(struct gpufence_slot, imports) == 0x78, "slot.imports");
 _Static_assert(offsetof(struct gpufence_slot, gpu) == 0x80, "slot.gpu");
 _Static_assert(sizeof(struct gpufence_slot) == 0x80 + 64 * 16, "slot");
 _Static_assert(sizeof(struct gpufence_ledger) == 0x40, "ledger header");

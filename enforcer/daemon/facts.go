@@ -396,7 +396,7 @@ func (d *Daemon) slotFacts(out []policy.SlotFact, p *registry.Pod, rt *podRuntim
 		f := policy.SlotFact{
 			Pod: p.ID(), Index: s.Index, Generation: s.Generation, Overflow: overflow,
 			Dying:       s.State == ledger.SlotDying,
-			DeviceBytes: g.DeviceBytes, ManagedBytes: g.ManagedBytes, SwapBytes: g.SwapBytes,
+			DeviceBytes: g.DeviceBytes, ManagedBytes: g.ManagedBytes, SwapBytes: g.SwapBytes, Imports: s.Imports > 0 && !overflow,
 			Number: min(rt.number, tick), PeakBytes: g.Peaks(rt.number), Gap: rt.number > tick,
 		}
 		if !overflow {

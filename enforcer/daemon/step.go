@@ -127,12 +127,12 @@ func (d *Daemon) isAbove(out *policy.Output) bool {
 		return limit != quota.Unlimited && used > limit && used-limit > d.pol.Slack(limit)
 	}
 	for _, st := range out.Containers {
-		if beyond(st.NVMLBytes, st.PublishedMax) {
+		if beyond(st.NVMLBytes-st.SharedBytes, st.PublishedMax) {
 			return true
 		}
 	}
 	for _, st := range out.Pods {
-		if beyond(st.NVMLBytes, st.PublishedMax) {
+		if beyond(st.NVMLBytes-st.SharedBytes, st.PublishedMax) {
 			return true
 		}
 	}

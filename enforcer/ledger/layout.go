@@ -8,7 +8,7 @@ import "time"
 // here with the C compiler's.
 const (
 	ABIMajor = 1
-	ABIMinor = 2
+	ABIMinor = 3
 
 	// LimitsMagic reads "GPUFLIM1" in memory order, LedgerMagic "GPUFLDG1".
 	LimitsMagic uint64 = 0x314d494c46555047
@@ -102,8 +102,10 @@ const (
 	slotAllocs           = 0x28
 	slotFrees            = 0x30
 	slotThrottled        = 0x38
-	slotReserved         = 0x78
+	slotImports          = 0x78
 	slotGPU              = 0x80
+	// importsABI is the first shim_abi whose slots say something in slotImports.
+	importsABI           = 1<<16 | 3
 	slotBytes            = slotGPU + GPUs*slotGPUBytes
 	headerMagic          = 0x00
 	headerMajor          = 0x08

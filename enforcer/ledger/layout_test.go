@@ -48,7 +48,7 @@ var mirror = map[string]uint64{
 
 	"slot.owner": slotOwner, "slot.pidns_inode": slotPidnsInode, "slot.start_ticks": slotStartTicks,
 	"slot.container_index": slotContainerIndex, "slot.shim_abi": slotShimABI, "slot.flags": slotFlags,
-	"slot.allocs": slotAllocs, "slot.frees": slotFrees, "slot.throttled_ms": slotThrottled, "slot.reserved": slotReserved, "slot.gpu": slotGPU, "slot": slotBytes,
+	"slot.allocs": slotAllocs, "slot.frees": slotFrees, "slot.throttled_ms": slotThrottled, "slot.imports": slotImports, "slot.gpu": slotGPU, "slot": slotBytes,
 
 	"ledger.magic": headerMagic, "ledger.abi_major": headerMajor, "ledger.abi_minor": headerMinor,
 	"ledger.header_bytes": headerHeaderBytes, "ledger.total_bytes": headerTotalBytes, "ledger.slot_count": headerSlotCount,

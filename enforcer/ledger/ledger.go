@@ -282,6 +282,9 @@ func parseSlot(b []byte, index int) (s Slot, why string) {
 		Allocs:         le.Uint64(b[slotAllocs:]),
 		Frees:          le.Uint64(b[slotFrees:]),
 	}
+	if s.ShimABI >= importsABI {
+		s.Imports = le.Uint64(b[slotImports:])
+	}
 	for i := range s.GPU {
 		g := &s.GPU[i]
 		e := b[slotGPU+i*slotGPUBytes:]

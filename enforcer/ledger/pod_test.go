@@ -710,6 +710,14 @@ func TestSnapshot(t *testing.T) {
 	if diff := cmp.Diff(map[uint64]uint64{41: 1 << 20}, g.Peaks(42)); diff != "" {
 		t.Error(diff)
 	}
+	// Imports are believed of shims that know the field.
+	for _, test := range []struct{ abi, want uint64 }{{1<<16 | 2, 0}, {1<<16 | 3, 4}, {1<<16 | 4, 4}} {
+		w.m.store(int(slotOffset(3))+slotContainerIndex, test.abi<<32|2)
+		w.m.store(int(slotOffset(3))+slotImports, 4)
+		if s, err = p.Ledger().Snapshot(); err != nil || s.Slots[0].Imports != test.want || uint64(s.Slots[0].ShimABI) != test.abi {
+			t.Errorf("shim %#x: %+v, %v", test.abi, s, err)
+		}
+	}
 	// A hint that shrinks hides nothing that was seen.
 	w.m.store(headerHighSlot, 0)
 	if s, err = p.Ledger().Snapshot(); err != nil || len(s.Slots) != 1 {

@@ -99,7 +99,10 @@ type Slot struct {
 	ShimABI        uint32
 	Allocs         uint64
 	Frees          uint64
-	GPU            [GPUs]SlotGPU
+	// Imports is how often the owner has opened memory of another process; 0 where its shim does
+	// not say.
+	Imports uint64
+	GPU     [GPUs]SlotGPU
 }
 
 // SlotGPU are a slot's numbers on one GPU.

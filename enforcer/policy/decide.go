@@ -55,11 +55,13 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 		if u == nil || !p.listed || !p.known || p.quiet(in.Now, g.cfg.KillRetry) {
 			continue
 		}
-		u.bytes = add(u.bytes, p.nvml)
+		u.bytes = add(u.bytes, p.counted())
 		u.procs = append(u.procs, p)
 	}
 	for _, u := range usages {
-		slices.SortStableFunc(u.procs, func(a, b *process) int { return cmp.Compare(b.nvml, a.nvml) })
+		slices.SortStableFunc(u.procs, func(a, b *process) int {
+			return cmp.Or(cmp.Compare(b.counted(), a.counted()), cmp.Compare(b.nvml, a.nvml))
+		})
 	}
 	slices.SortFunc(usages, func(a, b *usage) int { return cmp.Compare(a.fact.ID, b.fact.ID) })
 

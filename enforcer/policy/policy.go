@@ -118,6 +118,8 @@ type SlotFact struct {
 	// was touched in (at most the newest of the limits page and the one before, also if that is
 	// newer than this sample's).
 	PeakBytes map[uint64]uint64
+	// Imports: its owner has opened memory of another process.
+	Imports bool
 	// Gap: the number went on while the call was in progress, so peaks may be missing.
 	Gap bool
 }
@@ -213,17 +215,18 @@ type SlotRef struct {
 
 // ContainerState is a container on this GPU.
 type ContainerState struct {
-	// ChargedBytes, over live and stuck processes: max(ledger device, NVML), + managed. What
+	// ChargedBytes, over live and stuck processes: max(ledger device, NVML - shared), + managed. What
 	// only the ledger says is not above the limit: a reserve announces before it asks.
 	ChargedBytes uint64
 	NVMLBytes    uint64 // live processes, known sizes
+	SharedBytes  uint64 // of NVMLBytes, what NVML lists under its owner, too; it is charged there
 	LedgerBytes  uint64 // device counters of live slots
 	ManagedBytes uint64
 	SwapBytes    uint64
 	ExcessBytes  uint64 // to publish
 	DyingBytes   uint64 // exited, still listed, not yet stuck
 	StuckBytes   uint64
-	SteadyBytes  uint64 // the smaller NVMLBytes of the last two complete answers
+	SteadyBytes  uint64 // the smaller NVMLBytes - SharedBytes of the last two complete answers
 	PeakBytes    uint64 // greatest ChargedBytes since this GPU's state was made
 	Known        bool   // NVML answered and every process's size is known
 	OverMax      bool   // this sample counts for over_max
@@ -241,6 +244,7 @@ type ContainerState struct {
 type PodState struct {
 	ChargedBytes uint64
 	NVMLBytes    uint64
+	SharedBytes  uint64
 	ExcessBytes  uint64
 	DyingBytes   uint64
 	PeakBytes    uint64
@@ -269,6 +273,7 @@ type ProcessState struct {
 	Slot        int // -1: none
 	LedgerBytes uint64
 	ExcessBytes uint64
+	SharedBytes uint64
 	Since       time.Duration // when it began to die
 }
 

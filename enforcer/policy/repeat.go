@@ -41,6 +41,9 @@ func (g *GPU) catchUp() {
 		if p.listed {
 			p.answers += g.repeats
 		}
+		if p.shared.imports {
+			p.shared.note(g.began[1], g.cfg.Settle)
+		}
 	}
 	g.foreign = append(g.foreign, foreignUse{g.began[1], g.unmanaged})
 	g.repeats = 0
@@ -75,6 +78,9 @@ func (g *GPU) isSettled(in Input, out *Output) bool {
 			return false
 		}
 		if p.slotIndex >= 0 && (!p.haveRaw || p.excess != p.rawBefore) {
+			return false
+		}
+		if !p.shared.settled() {
 			return false
 		}
 		if _, ours := out.Containers[p.container]; ours && p.listed && p.slotIndex < 0 &&

@@ -133,10 +133,10 @@ func (g *GPU) stepResizes(in Input, out *Output) []*Resize {
 		charged, live, known := uint64(0), uint64(0), false
 		if l.Container != "" {
 			if c, ok := out.Containers[l.Container]; ok {
-				charged, live, known = add(c.ChargedBytes, c.DyingBytes), c.NVMLBytes, c.Known
+				charged, live, known = add(c.ChargedBytes, c.DyingBytes), c.NVMLBytes-c.SharedBytes, c.Known
 			}
 		} else if p, ok := out.Pods[l.Pod]; ok {
-			charged, live, known = add(p.ChargedBytes, p.DyingBytes), p.NVMLBytes, p.Known
+			charged, live, known = add(p.ChargedBytes, p.DyingBytes), p.NVMLBytes-p.SharedBytes, p.Known
 		}
 		// What was seen before it began does not bind: the container could still grow then. An
 		// answer may be as old as NVML may lag, and a process without a slot is known from there

@@ -45,7 +45,8 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 	podUse, podNewest := map[PodID]uint64{}, map[PodID]uint64{}
 	for _, c := range in.Containers {
 		podUse[c.Pod] = add(podUse[c.Pod], in.Newest.Containers[c.ID].SteadyBytes)
-		podNewest[c.Pod] = add(podNewest[c.Pod], in.Newest.Containers[c.ID].NVMLBytes)
+		newest := in.Newest.Containers[c.ID]
+		podNewest[c.Pod] = add(podNewest[c.Pod], newest.NVMLBytes-newest.SharedBytes)
 	}
 	var all []candidate
 	var gain, newest uint64 // with what is steady, and with the newest answer alone
@@ -55,7 +56,8 @@ func (g *GPU) MakeRoom(in RoomInput) (kill *Kill, wait bool) {
 		if c.Pod == in.For || c.Mode != quota.ModeEnforce || !s.Known {
 			continue
 		}
-		newest = add(newest, min(s.NVMLBytes-min(s.NVMLBytes, c.Container.Min), podNewest[c.Pod]-min(podNewest[c.Pod], in.Guarantees[c.Pod])))
+		now := s.NVMLBytes - s.SharedBytes
+		newest = add(newest, min(now-min(now, c.Container.Min), podNewest[c.Pod]-min(podNewest[c.Pod], in.Guarantees[c.Pod])))
 		// What comes back is what neither its own promise nor its pod's covers.
 		own := s.SteadyBytes - min(s.SteadyBytes, c.Container.Min)
 		pod := podUse[c.Pod] - min(podUse[c.Pod], in.Guarantees[c.Pod])

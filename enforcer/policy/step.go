@@ -30,6 +30,9 @@ type GPU struct {
 	resizes   map[Level]*Resize
 	shims     map[ContainerID]Shim
 
+	overlap   uint64 // of the newest answer that told; see shared.go
+	overlapAt time.Duration
+
 	unattributedBefore uint64
 	haveUnattributed   bool
 	foreign            []foreignUse // of the last settle
@@ -88,6 +91,7 @@ type process struct {
 	managed     uint64
 	swap        uint64
 	greatest    uint64 // charge over the last settle
+	shared      sharing
 }
 
 // quiet says that a process counts for no kill and has no excess: it is on its way out.
@@ -203,6 +207,7 @@ func (g *GPU) Step(in Input) Output {
 	g.order = g.byPID(g.order[:0])
 	g.group()
 	overflow := g.takeSlots(in)
+	g.takeOverlap(in)
 	g.settleExits(in, &out)
 	g.reclaim(in, &out)
 	g.computeExcess(in, overflow)
@@ -333,6 +338,7 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 	for _, p := range g.processes {
 		p.slotIndex, p.greatest, p.left, p.gap = -1, 0, false, false
+		p.shared.imports = false
 		if p.state != Exited {
 			p.device, p.managed, p.swap = 0, 0, 0
 		}
@@ -379,6 +385,7 @@ func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 			p.device, p.managed, p.swap = 0, 0, 0
 		}
 		p.slotIndex = f.Index
+		p.shared.imports = p.shared.imports || f.Imports
 		p.device = add(p.device, g.clamp(f.DeviceBytes, in))
 		p.managed = add(p.managed, g.clamp(f.ManagedBytes, in))
 		p.swap = add(p.swap, f.SwapBytes)
@@ -531,7 +538,7 @@ func (g *GPU) computeExcess(in Input, overflow map[PodID]uint64) {
 			p.excess, p.haveRaw = p.nvml-credit, false
 			continue
 		}
-		raw := p.nvml - min(p.nvml, p.greatest)
+		raw := p.counted() - min(p.counted(), p.greatest)
 		if in.Now-g.first < g.cfg.Settle || p.gap {
 			raw = 0 // the history is not yet as long as NVML may lag, or has a gap
 		}
@@ -563,7 +570,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		if g.cfg.ManagedAttributed {
 			managed = 0
 		}
-		bytes := add(max(p.nvml, p.device), managed)
+		bytes := add(max(p.counted(), p.device), managed)
 		switch {
 		case p.state == Exited && p.stuck:
 			c.StuckBytes = add(c.StuckBytes, p.dyingBytes())
@@ -576,6 +583,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		default:
 			c.ChargedBytes = add(c.ChargedBytes, bytes)
 			c.NVMLBytes = add(c.NVMLBytes, p.nvml)
+			c.SharedBytes = add(c.SharedBytes, p.nvml-p.counted())
 			c.LedgerBytes = add(c.LedgerBytes, p.device)
 			c.ManagedBytes = add(c.ManagedBytes, p.managed)
 			c.SwapBytes = add(c.SwapBytes, p.swap)
@@ -590,7 +598,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		s := out.Containers[c.ID]
 		if c.Mode == quota.ModeEnforce {
 			limit := min(c.Container.Max, c.PodLimits.Max)
-			s.ChargedBytes = max(min(s.ChargedBytes, limit), add(s.NVMLBytes, s.StuckBytes))
+			s.ChargedBytes = max(min(s.ChargedBytes, limit), add(s.NVMLBytes-s.SharedBytes, s.StuckBytes))
 		}
 		sc := g.scope(Level{Container: c.ID})
 		sc.charged = add(s.ChargedBytes, s.DyingBytes)
@@ -598,7 +606,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		s.PeakBytes = sc.peak
 		bare := g.bareBytes(c.ID, in)
 		if known {
-			sc.answer(in.Sample.Began, s.NVMLBytes)
+			sc.answer(in.Sample.Began, s.NVMLBytes-s.SharedBytes)
 		}
 		s.SteadyBytes = sc.steady()
 		s.Rising = sc.isRising(bare > 0, min(s.PublishedMax, c.Container.Max, c.PodLimits.Max), in, g.cfg.Horizon)
@@ -617,6 +625,7 @@ func (g *GPU) sum(in Input, out *Output) {
 		}
 		pod.ChargedBytes = add(pod.ChargedBytes, s.ChargedBytes)
 		pod.NVMLBytes = add(pod.NVMLBytes, s.NVMLBytes)
+		pod.SharedBytes = add(pod.SharedBytes, s.SharedBytes)
 		pod.ExcessBytes = add(pod.ExcessBytes, s.ExcessBytes)
 		pod.DyingBytes = add(pod.DyingBytes, s.DyingBytes)
 		pod.Known = pod.Known && s.Known
@@ -803,7 +812,7 @@ func (g *GPU) describe(p *process) ProcessState {
 	s := ProcessState{
 		PID: p.pid, Start: p.start, Container: p.container, Comm: p.comm,
 		NVMLBytes: p.nvml, Known: p.known, Listed: p.listed, Slot: p.slotIndex,
-		LedgerBytes: p.device, ExcessBytes: p.excess, State: "live",
+		LedgerBytes: p.device, ExcessBytes: p.excess, SharedBytes: p.nvml - p.counted(), State: "live",
 	}
 	switch {
 	case p.state == Exited && p.stuck:

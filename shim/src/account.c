@@ -62,6 +62,7 @@ struct process {
 	struct ledger ledger;
 	uint64_t in_overflow; /* threads between announcing in the overflow slot and being done with it */
 	uint64_t totals[GPUFENCE_GPUS][COUNTERS]; /* [epoch:24 | units:40] */
+	uint64_t imports; /* as in the slot */
 	struct limits limits;
 	uint64_t throttled_ns[GPUFENCE_GPUS]; /* that is not a whole millisecond yet */
 	char ledger_path[PAGES_PATH_MAX]; /* found once, when the limits page is opened */
@@ -235,6 +236,19 @@ static void leave_slot(struct process *p, uint64_t registration)
 		__atomic_fetch_sub(&p->in_overflow, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Puts the number of imports into a slot of our own. The overflow slot is many processes', and tells
+ * nothing of one. The greatest of several threads' stays. */
+static void publish_imports(struct process *p, uint64_t registration)
+{
+	uint64_t imports = word_load(&p->imports);
+	if (imports == 0 || registration == 0 || slot_of(registration) == SLOT_PRIVATE || is_overflow(p, registration) ||
+	    !ledger_owned(&p->ledger, slot_of(registration), generation_of(registration)))
+		return;
+	uint64_t *to = &ledger_slot(&p->ledger, slot_of(registration))->imports, now = word_load_relaxed(to);
+	while (now < imports && !word_swap(to, &now, imports))
+		;
+}
+
 /* Puts the totals into a slot and publishes it. The caller holds registering. */
 static void move_to(struct process *p, uint64_t old, uint32_t slot, uint32_t generation, void *hold)
 {
@@ -260,6 +274,8 @@ static void move_to(struct process *p, uint64_t old, uint32_t slot, uint32_t gen
 		}
 	}
 	__atomic_store_n(&p->registration, registration_word(slot, generation, epoch), __ATOMIC_SEQ_CST);
+	/* After it: whoever counts meanwhile does so in the new slot, too. */
+	publish_imports(p, registration_word(slot, generation, epoch));
 	watch_ledger(p, slot != SLOT_PRIVATE);
 	void *old_hold = p->hold;
 	p->hold = hold;
@@ -677,6 +693,15 @@ void account_count_free(void)
 	struct gpufence_slot *s = p != NULL ? own_slot(p) : NULL;
 	if (s != NULL)
 		word_count(&s->frees);
+}
+
+void account_imported(void)
+{
+	struct process *p = opened(true);
+	if (p == NULL)
+		return;
+	__atomic_fetch_add(&p->imports, 1, __ATOMIC_SEQ_CST);
+	publish_imports(p, word_load(&p->registration));
 }
 
 static uint64_t bytes_of(uint64_t units, uint64_t excess)

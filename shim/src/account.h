@@ -50,6 +50,9 @@ void account_event(int gpu, enum account_event event);
 void account_count_alloc(void); /* statistics */
 void account_count_free(void);
 
+/* Says that this process has memory of another one, which NVML may show under both. */
+void account_imported(void);
+
 struct account_view {
 	uint64_t max_bytes;     /* the lower of container and pod; GPUFENCE_UNLIMITED for none */
 	uint64_t headroom_bytes; /* what may still be charged; 0 when above; UNLIMITED likewise */

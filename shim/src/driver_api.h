@@ -151,6 +151,16 @@ typedef CUresult fn_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *
 typedef CUresult fn_cuMemGetInfo(unsigned int *free, unsigned int *total);
 typedef CUresult fn_cuMemGetInfo_v2(size_t *free, size_t *total);
 typedef CUresult fn_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *, void *, int type);
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+typedef struct CUipcMemHandle_st {
+	char reserved[64];
+} CUipcMemHandle;
+typedef struct CUmemPoolPtrExportData_st CUmemPoolPtrExportData;
+typedef CUresult fn_cuImportExternalMemory(CUexternalMemory *, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *);
+typedef CUresult fn_cuIpcOpenMemHandle(CUdeviceptr *, CUipcMemHandle, unsigned int flags);
+typedef CUresult fn_cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int flags);
+typedef CUresult fn_cuMemPoolImportPointer(CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *);
 typedef CUresult fn_cuMemMap(CUdeviceptr, size_t, size_t offset, CUmemGenericAllocationHandle, unsigned long long flags);
 typedef CUresult fn_cuMemMapArrayAsync(CUarrayMapInfo *, unsigned int count, CUstream);
 typedef CUresult fn_cuMemMapArrayAsync_ptsz(CUarrayMapInfo *, unsigned int count, CUstream);

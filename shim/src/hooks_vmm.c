@@ -67,8 +67,10 @@ CUresult hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	CUresult result = real(handle, shared, type);
-	if (result == CUDA_SUCCESS && handle != NULL)
+	if (result == CUDA_SUCCESS && handle != NULL) {
 		vmm_handle_import(*handle);
+		account_imported();
+	}
 	return result;
 }
 EXPORT(cuMemImportFromShareableHandle);

@@ -104,6 +104,7 @@ static bool take(struct ledger *l, uint32_t slot, const struct ledger_self *self
 		word_store(&s->flags, 0);
 		word_store(&s->allocs, 0);
 		word_store(&s->frees, 0);
+		word_store(&s->imports, 0);
 		for (unsigned g = 0; g < GPUFENCE_GPUS; g++) {
 			/* The events go on: gpufenced folds what it has not seen yet. */
 			word_store(&s->gpu[g].device, (uint64_t)next << GPUFENCE_UNITS_BITS);

@@ -61,7 +61,10 @@
 	ROW(CUDA, cuGraphUpload_ptsz, cuGraphUpload, 11010, PER_THREAD)                          \
 	ROW(CUDA, cuGreenCtxCreate, cuGreenCtxCreate, 12040, ANY)                                \
 	ROW(CUDA, cuGreenCtxDestroy, cuGreenCtxDestroy, 12040, ANY)                              \
+	ROW(CUDA, cuImportExternalMemory, cuImportExternalMemory, 10000, ANY)                    \
 	ROW(CUDA, cuInit, cuInit, 2000, ANY)                                                     \
+	ROW(CUDA, cuIpcOpenMemHandle, cuIpcOpenMemHandle, 4010, ANY)                             \
+	ROW(CUDA, cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle, 11000, ANY)                         \
 	ROW(CUDA, cuLaunch, cuLaunch, 2000, ANY)                                                 \
 	ROW(CUDA, cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, ANY)               \
 	ROW(CUDA, cuLaunchCooperativeKernelMultiDevice, cuLaunchCooperativeKernelMultiDevice, 9000, ANY) \
@@ -104,6 +107,7 @@
 	ROW(CUDA, cuMemPoolCreate, cuMemPoolCreate, 11020, ANY)                                  \
 	ROW(CUDA, cuMemPoolDestroy, cuMemPoolDestroy, 11020, ANY)                                \
 	ROW(CUDA, cuMemPoolImportFromShareableHandle, cuMemPoolImportFromShareableHandle, 11020, ANY) \
+	ROW(CUDA, cuMemPoolImportPointer, cuMemPoolImportPointer, 11020, ANY)                    \
 	ROW(CUDA, cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, ANY)                                  \
 	ROW(CUDA, cuMemPrefetchAsync, cuMemPrefetchAsync, 8000, ANY)                             \
 	ROW(CUDA, cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync, 8000, PER_THREAD)                 \

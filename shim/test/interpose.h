@@ -43,7 +43,7 @@ struct scene {
 	char stubs[64];          /* the folder that they are in, beside the pages and the real ones */
 	char output[4096];       /* what it wrote to either of its outputs */
 	uint64_t events_max, events_device, charged; /* afterwards */
-	uint64_t events_high, throttled_ms;
+	uint64_t events_high, throttled_ms, imports;
 };
 
 __attribute__((unused)) static const char *place(const char *variable)
@@ -228,6 +228,8 @@ __attribute__((unused)) static void play(struct scene *s)
 			s->throttled_ms += builder_slot(&b, i)->throttled_ms[g];
 		}
 	}
+	for (uint32_t i = 0; i < b.options.slots; i++)
+		s->imports += builder_slot(&b, i)->imports;
 	s->charged = builder_charged(&b, 0) + builder_charged(&b, 1);
 	if (s->stub)
 		remove_stub(s);

@@ -160,6 +160,17 @@ static void part_import(void)
 	same();
 	CHECK_U64(live(), 64 * MIB);
 	CHECK_INT(CALL(cuMemRelease, own), 0);
+	/* What fails is none. */
+	CUdeviceptr p;
+	CUexternalMemory external;
+	CUipcMemHandle ipc = { { 0 } };
+	CHECK_INT(CALL(cuIpcOpenMemHandle, &p, ipc, 1), 0);
+	CHECK_INT(CALL(cuIpcOpenMemHandle_v2, &p, ipc, 1), 0);
+	CHECK_INT(CALL(cuIpcOpenMemHandle_v2, NULL, ipc, 1), CUDA_ERROR_INVALID_VALUE);
+	CHECK_INT(CALL(cuMemPoolImportPointer, &p, NULL, NULL), 0);
+	CHECK_INT(CALL(cuMemPoolImportPointer, NULL, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
+	CHECK_INT(CALL(cuImportExternalMemory, &external, NULL), 0);
+	CHECK_INT(CALL(cuImportExternalMemory, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
 	same();
 	CHECK_U64(live(), 0);
 }
@@ -288,7 +299,13 @@ static void test_create(void)
 }
 static void test_slip(void) { play_part("slip"); }
 static void test_retain(void) { play_part("retain"); }
-static void test_import(void) { play_part("import"); }
+static void test_import(void)
+{
+	struct scene s = { .part = "import", .max_bytes = LIMIT };
+	play(&s);
+	CHECK_U64(s.charged, 0);
+	CHECK_U64(s.imports, 6);
+}
 static void test_multicast(void) { play_part("multicast"); }
 static void test_endpoints(void) { play_part("endpoints"); }
 static void test_domain(void) { play_part("domain"); }

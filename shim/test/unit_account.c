@@ -335,6 +335,47 @@ static void slot_loss(void)
 	builder_remove(&b);
 }
 
+/* What the slot of this process says; UINT64_MAX: it has none. */
+static uint64_t imports_said(void)
+{
+	for (unsigned i = 0; i < 4; i++) {
+		uint64_t owner = builder_slot(&b, i)->owner;
+		if ((owner >> 32 & 0xff) == GPUFENCE_SLOT_LIVE && (uint32_t)owner == (uint32_t)getpid())
+			return builder_slot(&b, i)->imports;
+	}
+	return UINT64_MAX;
+}
+
+/* That there are imports is said in whatever slot is the process's own, also what was before it had one. */
+static void imports(void)
+{
+	start(4, 10 * MIB, NONE);
+	account_imported();
+	CHECK_U64(builder_slot(&b, 0)->imports, 0);
+	builder_slot(&b, 0)->imports = 77; /* a former owner's */
+	CHECK_INT(reserve(MIB), 0);
+	CHECK_U64(imports_said(), 1);
+	account_imported();
+	CHECK_U64(imports_said(), 2);
+	CHECK(builder_reclaim(&b, 0, true));
+	CHECK_U64(imports_said(), UINT64_MAX);
+	CHECK_INT(reserve(MIB), 0);
+	CHECK_U64(imports_said(), 2);
+	account_imported();
+	CHECK_U64(imports_said(), 3);
+	fflush(NULL);
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) { /* a child has none */
+		int r = account_reserve(0, ACCOUNT_DEVICE, MIB);
+		_exit(r == 0 && imports_said() == 0 ? 0 : 1);
+	}
+	int status;
+	CHECK(waitpid(pid, &status, 0) == pid);
+	CHECK_INT(status, 0);
+	builder_remove(&b);
+}
+
 static void dying_by_mistake(void)
 {
 	start(4, 10 * MIB, NONE);
@@ -1029,6 +1070,7 @@ int main(int argc, char **argv)
 		{ "account: events and statistics", events_and_statistics },
 		{ "account: peaks follow the samples", peaks_follow_the_samples },
 		{ "account: slot loss", slot_loss },
+		{ "account: imports are said", imports },
 		{ "account: dying by mistake", dying_by_mistake },
 		{ "account: losing the slot forever", losing_the_slot_forever },
 		{ "account: no descriptor stays open", closed_descriptors },

@@ -240,7 +240,7 @@ type now struct {
 // above says that the core asks for a sample soon, as gpufenced does.
 func (m *model) above() bool {
 	for _, st := range m.out.Containers {
-		if st.PublishedMax != quota.Unlimited && st.NVMLBytes > st.PublishedMax+m.cfg.Slack(st.PublishedMax) {
+		if st.PublishedMax != quota.Unlimited && st.NVMLBytes-st.SharedBytes > st.PublishedMax+m.cfg.Slack(st.PublishedMax) {
 			return true
 		}
 	}

@@ -340,3 +340,35 @@ CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id)
 	(void)unbind_endpoint(id, -1, 0, UINT64_MAX / 2);
 	return id < 4 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+/* ---- other ways to a peer's memory ---- */
+
+static CUresult of_a_peer(void *to) { return to != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
+{
+	ENTER();
+	(void)handle, (void)flags;
+	return of_a_peer(pointer);
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
+{
+	ENTER();
+	(void)handle, (void)flags;
+	return of_a_peer(pointer);
+}
+
+CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+	ENTER();
+	(void)pool, (void)data;
+	return of_a_peer(pointer);
+}
+
+CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc)
+{
+	ENTER();
+	(void)desc;
+	return of_a_peer(memory);
+}
