@@ -140,7 +140,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	@$(DEPS) $(BUILD_NEEDS) shellcheck
 	@mkdir -p $(DIST)/tools
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	$(DIST)/tools/golangci-lint run ./...
+	$(DIST)/tools/golangci-lint run --allow-parallel-runners ./...
 	$(DIST)/tools/golangci-lint fmt --diff
 	shellcheck packaging/deps.sh tests/programs/build tests/unchanged/enter.sh tests/images/fetch.sh .ci/run
 	@$(MAKE) -C shim lint
