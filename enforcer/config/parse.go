@@ -32,21 +32,21 @@ var settings = []setting{
 	{"require", func(c *Config, _ string, v any) error { return setRequire(&c.Policy.Require, v) }},
 	{"overcommit", func(c *Config, _ string, v any) error { return setBool(&c.Policy.Overcommit, v) }},
 	{"unmanaged", func(c *Config, _ string, v any) error {
-		return setWord(&c.Unmanaged, v, []string{"allow", "warn", "deny", "kill"}, nil)
+		return setWord(&c.Unmanaged, v, []string{"allow", "warn", "deny", "kill"})
 	}},
 	{"unmanaged-exempt", func(c *Config, _ string, v any) error { return setExempt(&c.UnmanagedExempt, v) }},
 	{"shim-missing", func(c *Config, _ string, v any) error {
-		return setWord(&c.ShimMissing, v, []string{"report", "kill"}, nil)
+		return setWord(&c.ShimMissing, v, []string{"report", "kill"})
 	}},
 	{"fail-open", func(c *Config, _ string, v any) error { return setBool(&c.FailOpen, v) }},
 	{"admit", func(c *Config, _ string, v any) error {
-		return setWord(&c.Admit, v, []string{"free", "kill-over-min"}, nil)
+		return setWord(&c.Admit, v, []string{"free", "kill-over-min"})
 	}},
 	{"placement", func(c *Config, _ string, v any) error {
-		return setWord(&c.Placement, v, []string{"spread", "binpack"}, nil)
+		return setWord(&c.Placement, v, []string{"spread", "binpack"})
 	}},
 	{"throttle", func(c *Config, _ string, v any) error {
-		return setWord(&c.Throttle, v, []string{"shim", "freeze", "off"}, nil)
+		return setWord(&c.Throttle, v, []string{"shim", "freeze", "off"})
 	}},
 	{"freeze-slice", func(c *Config, _ string, v any) error {
 		return setTime(&c.FreezeSlice, v, time.Millisecond, 50*time.Millisecond)
@@ -78,7 +78,7 @@ var settings = []setting{
 	}},
 	{"hook-path", func(c *Config, _ string, v any) error { return setPath(&c.HookPath, v, true) }},
 	{"shim-delivery", func(c *Config, _ string, v any) error {
-		return setWord(&c.ShimDelivery, v, []string{"preload", "stub", "off"}, nil)
+		return setWord(&c.ShimDelivery, v, []string{"preload", "stub", "off"})
 	}},
 	{"shim-library", func(c *Config, _ string, v any) error { return setPath(&c.ShimLibrary, v, true) }},
 	{"shim-library-32", func(c *Config, _ string, v any) error { return setPath(&c.ShimLibrary32, v, true) }},
@@ -135,7 +135,7 @@ var settings = []setting{
 	{"privileged.*", func(c *Config, engine string, v any) error {
 		return setEngine(c.Policy.PrivilegedRefuse, engine, v, func(refuse *bool, v any) error {
 			var word string
-			err := setWord(&word, v, []string{"refuse", "report"}, nil)
+			err := setWord(&word, v, []string{"refuse", "report"})
 			*refuse = word == "refuse"
 			return err
 		})
@@ -182,13 +182,6 @@ func notOf(v any, want string) error {
 	return wrong{what: quota.Quote(fmt.Sprint(v)) + " is not " + want, code: quota.CodeBadPolicy}
 }
 
-func unbuilt(value, instead string) error {
-	return wrong{
-		what: quota.Quote(value) + " is not enforced by this version of gpufence",
-		hint: "write " + instead, code: quota.CodePolicyUnbuilt,
-	}
-}
-
 // fromQuota keeps what an error about a value says, and drops its code: in this file the key's
 // place matters more.
 func fromQuota(err error) error {
@@ -215,14 +208,11 @@ func setBool(to *bool, v any) error {
 	return nil
 }
 
-// setWord takes one of several words; those in later are words of a later version.
-func setWord(to *string, v any, words, later []string) error {
+// setWord takes one of several words.
+func setWord(to *string, v any, words []string) error {
 	s, err := text(v, "one of "+strings.Join(words, ", "))
 	if err != nil {
 		return err
-	}
-	if slices.Contains(later, s) {
-		return unbuilt(s, words[0])
 	}
 	if !slices.Contains(words, s) {
 		w := wrong{what: quota.Quote(s) + " is not one of " + strings.Join(words, ", "), code: quota.CodeBadPolicy}
@@ -237,14 +227,14 @@ func setWord(to *string, v any, words, later []string) error {
 
 func setMode(to *quota.Mode, v any) error {
 	var s string
-	err := setWord(&s, v, []string{string(quota.ModeEnforce), string(quota.ModeWarn), string(quota.ModeObserve)}, nil)
+	err := setWord(&s, v, []string{string(quota.ModeEnforce), string(quota.ModeWarn), string(quota.ModeObserve)})
 	*to = quota.Mode(s)
 	return err
 }
 
 func setRequire(to *quota.Level, v any) error {
 	var s string
-	err := setWord(&s, v, []string{string(quota.LevelReactive)}, []string{string(quota.LevelHard)})
+	err := setWord(&s, v, []string{string(quota.LevelReactive), string(quota.LevelHard)})
 	*to = quota.Level(s)
 	return err
 }

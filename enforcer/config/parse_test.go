@@ -155,7 +155,7 @@ max = "8Gi"
 min-total = "25%"
 default = "unlimited"
 [namespace]
-lab = { mode = "observe", require = "reactive" }
+lab = { mode = "observe", require = "hard" }
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ lab = { mode = "observe", require = "reactive" }
 	want.Policy.PrivilegedRefuse[quota.EngineCRI] = false
 	want.Policy.Accept[quota.EngineCRI] = quota.Accept{Keys: true, Aliases: true, Env: true}
 	want.Policy.Namespaces = []quota.NamespaceRule{
-		{Pattern: "lab", Mode: quota.ModeObserve, Require: quota.LevelReactive},
+		{Pattern: "lab", Mode: quota.ModeObserve, Require: quota.LevelHard},
 		{Pattern: "team-*", Ceiling: quota.Bytes(8 << 30), MinTotal: quota.Share(1, 4), Default: &quota.Default{Kind: quota.DefaultUnlimited}},
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -208,7 +208,7 @@ func TestParseErrors(t *testing.T) {
 		{"[ceiling]\nmax = 4096", `E1503 c line 2: ceiling.max 4096 is not a quantity such as "4Gi": put it in quotes`},
 		{"[ceiling]\nmax = \"0\"", `E1503 c line 2: ceiling.max is 0, so that no container could start: write max for no ceiling`},
 		{"[ceiling]\nmin = \"4Gi\"", `E1503 c line 2: ceiling.min is not a key of this file: the keys there are max`},
-		{"require = \"hard\"", `E1505 c line 1: require "hard" is not enforced by this version of gpufence: write reactive`},
+		{"require = \"advisory\"", `E1503 c line 1: require "advisory" is not one of reactive, hard`},
 		{"unmanaged = \"kil\"", `E1503 c line 1: unmanaged "kil" is not one of allow, warn, deny, kill: write kill`},
 		{"shim-missing = true", `E1503 c line 1: shim-missing true is not one of report, kill: put it in quotes`},
 		{"unmanaged-exempt = [\"Xorg\"]", `E1503 c line 1: unmanaged-exempt has the item "Xorg", which is neither exe:/path, cgroup:/path nor comm:name`},

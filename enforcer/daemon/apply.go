@@ -142,7 +142,7 @@ func (d *Daemon) beginApply(pod api.ApplyPod, req order) ([]startedResize, []str
 		}
 	}
 	if mark != "" && len(follow) == 0 {
-		return d.inProgress(p), notices, nil
+		return d.ofSpec(p), notices, nil
 	}
 	// Maps have no order, answers and events do.
 	slices.SortFunc(changes, func(a, b change) int {
@@ -222,12 +222,17 @@ func (d *Daemon) followed(p *registry.Pod, containers []*registry.Container, mar
 	return nil
 }
 
-// inProgress are a pod's changes that have not ended, to be followed.
-func (d *Daemon) inProgress(p *registry.Pod) []startedResize {
+// ofSpec are what has become of the changes that a pod's annotations have led to and that have not
+// ended well. One that has failed is not begun again for the same annotations, or it would fail
+// again and again, with the shims refusing all the while: whoever sends them hears of it.
+func (d *Daemon) ofSpec(p *registry.Pod) []startedResize {
 	var out []startedResize
 	for _, uuid := range p.GPUs {
 		for _, r := range p.Resizes[uuid] {
-			if r.State == policy.ResizePending {
+			failed := r.State == policy.ResizeFailed && slices.ContainsFunc(p.Containers, func(c *registry.Container) bool {
+				return c.ChangedBy == api.SourceSpec && (r.Level.Pod != "" || r.Level.Container == c.ID())
+			})
+			if failed || r.State == policy.ResizePending {
 				out = append(out, startedResize{pod: p.Name, uuid: uuid, level: r.Level, old: r.Old, desired: r.Desired, since: r.Started, max: true})
 			}
 		}

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -220,5 +221,53 @@ func TestApplyRefuses(t *testing.T) {
 	}
 	if _, err := b.d.Apply(context.Background(), api.ApplyRequest{Pods: make([]api.ApplyPod, maxApplyPods+1)}); quota.CodeOf(err) != quota.CodeBadRequest {
 		t.Errorf("%v", err)
+	}
+}
+
+// What grows after others have shrunk waits, as a start does, for memory that somebody has left
+// behind, until the change's deadline.
+func TestGrowthWaitsForDyingMemory(t *testing.T) {
+	for _, comesBack := range []bool{true, false} {
+		t.Run(fmt.Sprintf("it comes back=%v", comesBack), func(t *testing.T) {
+			b := newBench(t, func(c *config.Config) {
+				c.ResizeDeadline, c.StuckAfter = 4*time.Second, time.Minute
+			})
+			b.start()
+			first := request("main", "container.main.memory.max=4Gi", "container.side.memory.max=2Gi")
+			first.Pod = api.PodRef{ID: "sandbox", Namespace: "team", Name: "pair", UID: "uid-1"}
+			second := first
+			second.Key.ID, second.ContainerName = "side", "side"
+			main := b.run(first)
+			b.run(second)
+			other := b.run(request("other", "memory.max=12Gi", "memory.min=1Gi"))
+			use := func(p *process, id string, bytes uint64) {
+				t.Helper()
+				b.gpu.set(p.pid, bytes)
+				b.eventually("the use is seen", func() bool { return b.view(id).GPUs[0].NVML == bytes })
+			}
+			use(main, "main", 3*gib)
+			got := b.apply([]string{"container.main.memory.max=1Gi", "container.side.memory.max=9Gi"})
+			if got.Error != nil || len(got.Resizes) != 2 {
+				t.Fatalf("%+v", got)
+			}
+			use(other, "other", 8*gib)
+			b.finish(other) // NVML goes on to list what it held
+			b.eventually("the other has ended", func() bool { return b.view("other").State == "ended" })
+			use(main, "main", gib/2)
+			b.eventually("main has shrunk", func() bool { return b.view("main").GPUs[0].Container.Max == gib })
+			b.samples(5)
+			if v := b.view("side").GPUs[0].Container.Max; v != 2*gib || len(b.events("resize-failed")) != 0 {
+				t.Fatalf("side has %d, %+v", v, b.events("resize-failed"))
+			}
+			if comesBack {
+				b.gpu.set(other.pid, 0)
+				b.eventually("side has grown", func() bool { return b.view("side").GPUs[0].Container.Max == 9*gib })
+			} else {
+				b.eventually("it is given up", func() bool { return len(b.events("resize-failed")) == 1 })
+			}
+			if ev := b.events("resize-failed"); comesBack && len(ev) != 0 || !comesBack && !strings.Contains(ev[0].Message, "exited processes") {
+				t.Errorf("%+v", ev)
+			}
+		})
 	}
 }

@@ -150,6 +150,9 @@ type podRuntime struct {
 	asked      asked
 	published  map[uint32]time.Duration
 	shown      uint64 // steps of the pod's GPUs when its files were written last
+	// stageWaits is since when the next stage of the pod's changes waits for memory of processes that
+	// exited, 0 if it does not.
+	stageWaits time.Duration
 	// number is the newest sample as the pod's pages show it, numbered when it was published.
 	number   uint64
 	numbered time.Duration
@@ -283,6 +286,7 @@ func New(opts Options) (*Daemon, error) {
 		return nil, errors.Join(err, d.lock.Close())
 	}
 	d.beginNode(opts)
+	d.denyUnmanaged()
 	return d, nil
 }
 

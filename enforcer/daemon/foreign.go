@@ -3,9 +3,11 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
@@ -48,6 +50,31 @@ func (d *Daemon) saidForeign(g *gpuState, out *policy.Output) {
 		g.unattributed = false
 		d.event(api.Event{Type: "unattributed-gone", GPU: uuid, Message: fmt.Sprintf("what is in use on %s is explained again", uuid)})
 	}
+}
+
+// denyUnmanaged hands policy unmanaged = "deny" to the fences that can keep a process from the GPUs,
+// and says so where none can: what is left of it is that no guarantee is granted beside such use. The
+// caller holds mu, or is New.
+func (d *Daemon) denyUnmanaged() {
+	deny := d.cfg.Unmanaged == "deny" && d.cfg.Policy.Mode == quota.ModeEnforce && !d.disabled()
+	var exempt []string
+	for _, e := range d.cfg.UnmanagedExempt {
+		exempt = append(exempt, e.String())
+	}
+	var errs []error
+	able := false
+	for _, f := range d.fences {
+		if denier, ok := f.(fence.Denier); ok {
+			able = true
+			errs = append(errs, denier.DenyUnmanaged(deny, exempt))
+		}
+	}
+	if deny && !able {
+		errs = append(errs, quota.NewError(quota.CodePolicyUnbuilt,
+			"unmanaged = \"deny\" grants no guarantee beside a process that did not come through gpufence, but cannot keep it from the GPUs: that takes the gate, which this node does not have").
+			WithHint("use kill to end such processes"))
+	}
+	d.once("unmanaged", errors.Join(errs...))
 }
 
 // unmanagedDenied refuses a guarantee on a GPU that a process holds which did not come through

@@ -230,6 +230,58 @@ func TestInstanceIsHard(t *testing.T) {
 	level("whole", quota.LevelHard, "proven", "16Gi")
 }
 
+// What requires hard starts where a hard fence carries its whole limit, and elsewhere is refused with
+// what is missing; require in the configuration is as good as in the pod.
+func TestRequireHard(t *testing.T) {
+	for _, byNode := range []bool{false, true} {
+		b := newBench(t, func(c *config.Config) {
+			if byNode {
+				c.Policy.Require = quota.LevelHard
+			}
+		})
+		b.nvml.gpus = append(b.nvml.gpus, splitWithIDs()...)
+		b.start()
+		start := func(id, uuid string, annotations ...string) error {
+			req := request(id, annotations...)
+			if !byNode {
+				req.Annotations["gpufence.dev/require"] = "hard"
+			}
+			req.Devices = api.DeviceRequest{Selectors: strings.Split(uuid, " "), Present: true}
+			b.prepare(req)
+			_, err := b.d.Register(context.Background(), api.RegisterRequest{Key: req.Key, PID: b.container().pid})
+			return err
+		}
+		for _, tt := range []struct{ id, gpu, max, say string }{
+			{"gpu", "0", "16Gi", "fences reach reactive for it (mig: not a MIG instance)"},
+			{"part", mig1, "4Gi", "(mig: memory.max 4Gi is below the instance's 16Gi)"},
+			{"both", mig0 + " 0", "16Gi", "(on " + uuid0 + " mig: not a MIG instance)"},
+		} {
+			err := start(tt.id, tt.gpu, "memory.max="+tt.max, "memory.min=1Gi")
+			wantCode(t, err, quota.CodeLevelNotReached)
+			if err == nil || !strings.Contains(err.Error(), tt.say) || !strings.Contains(err.Error(), "requires level hard") {
+				t.Errorf("%s: %v", tt.id, err)
+			}
+		}
+		// The ones that were refused are prepared and hold nothing of an instance for long.
+		b.d.mu.Lock()
+		for _, c := range b.d.reg.Containers() {
+			b.d.end(c)
+		}
+		b.d.mu.Unlock()
+		if err := start("whole", mig0, "memory.max=16Gi", "memory.min=1Gi"); err != nil {
+			t.Fatal(err)
+		}
+		if v := b.view("whole"); v.Level != quota.LevelHard || v.Require != quota.LevelHard {
+			t.Errorf("level %s, required %s", v.Level, v.Require)
+		}
+		err := start("second", mig0, "memory.max=16Gi", "memory.min=1Gi")
+		wantCode(t, err, quota.CodeLevelNotReached)
+		if err == nil || !strings.Contains(err.Error(), "the instance is shared with ") {
+			t.Error(err)
+		}
+	}
+}
+
 // MIG mode switched at run time: what was granted on the GPU is degraded and said, nothing starts
 // there, its instances are found; and back.
 func TestMIGSwitchedAtRunTime(t *testing.T) {

@@ -399,6 +399,7 @@ func (d *Daemon) Reload(context.Context, api.ReloadRequest) (api.ConfigInfo, err
 		g.quota = gpu.Quota(g.info, gpu.Reserve{Bytes: merged.ReserveBytes, Share: merged.ReserveShare}, merged.ContextBytes)
 	}
 	d.took(l, wait)
+	d.denyUnmanaged()
 	msg := "the configuration " + l.Path + " is in force"
 	if len(wait) > 0 {
 		msg += "; until a restart of gpufenced the old values stay of " + strings.Join(wait, ", ")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
+	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/gpu"
 	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -34,6 +35,64 @@ func (b *bench) stranger() *process {
 	}()
 	b.t.Cleanup(func() { b.finish(p) })
 	return p
+}
+
+// gate is a fence that can keep processes from the GPUs.
+type gate struct {
+	fence.MIG
+	deny   bool
+	exempt []string
+}
+
+func (g *gate) DenyUnmanaged(deny bool, exempt []string) error {
+	g.deny, g.exempt = deny, exempt
+	return nil
+}
+
+// Where no fence keeps processes from the GPUs, unmanaged = "deny" says so as long as it lasts; a
+// fence that can is told, and told again when the configuration changes.
+func TestUnmanagedDenyNeedsAGate(t *testing.T) {
+	b := newBench(t, func(c *config.Config) { c.Unmanaged = "deny" })
+	b.load = func() (config.Loaded, error) { return config.Loaded{Config: b.cfg}, nil }
+	b.start()
+	said := func() string {
+		n, err := b.d.Node(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range n.Problems {
+			if p.About == "unmanaged" {
+				return p.Error
+			}
+		}
+		return ""
+	}
+	reload := func(policy string) {
+		t.Helper()
+		b.cfg.Unmanaged = policy
+		if _, err := b.d.Reload(context.Background(), api.ReloadRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text := said(); !strings.Contains(text, "takes the gate") || !strings.Contains(b.log.String(), "takes the gate") {
+		t.Errorf("it says %q", text)
+	}
+	reload("warn")
+	if text := said(); text != "" {
+		t.Errorf("warn: it says %q", text)
+	}
+	g := &gate{MIG: fence.MIG{Instances: &b.d.instances}}
+	b.d.mu.Lock()
+	b.d.fences = append(b.d.fences, g)
+	b.d.mu.Unlock()
+	reload("deny")
+	if text := said(); text != "" || !g.deny || len(g.exempt) == 0 || !strings.Contains(g.exempt[0], ":/") {
+		t.Errorf("with a gate: it says %q, %+v", text, g)
+	}
+	reload("kill")
+	if g.deny {
+		t.Error("it denies although policy does not any more")
+	}
 }
 
 func TestUnmanagedPolicy(t *testing.T) {

@@ -202,14 +202,8 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 	}
 	level := fence.Level(d.fences, subject)
 	if !fence.Reaches(level, c.Grant.Require) {
-		why := ""
-		for _, f := range fence.Report(d.fences, subject) {
-			if f.Name == "watch" && f.Why != "" {
-				why = " (watch: " + f.Why + ")"
-			}
-		}
-		err := quota.NewError(quota.CodeLevelNotReached, "the container requires level %s, and this node's fences reach %s for it%s", c.Grant.Require, level, why).
-			WithHint("see `gpufence inspect` and nvidia-smi, or require less")
+		err := quota.NewError(quota.CodeLevelNotReached, "the container requires level %s, and this node's fences reach %s for it (%s)",
+			c.Grant.Require, level, fence.Missing(d.fences, subject, c.Grant.Require)).WithHint("see `gpufence inspect` and nvidia-smi, or require less")
 		switch {
 		case enforce && fence.Reaches(d.watch.Level(), c.Grant.Require):
 			return none, passing{err} // a newer sample may prove the watch

@@ -662,8 +662,15 @@ func (d *Daemon) advance(p *registry.Pod, failed bool) error {
 			changes = append(changes, ch)
 		}
 		if later {
-			// Somebody else may have been promised the room since.
-			if err := d.admitChanges(p, changes); err != nil {
+			// Somebody else may have been promised the room since, or has left memory behind that is
+			// not back yet.
+			err := d.admitChanges(p, changes)
+			var wait passing
+			if errors.As(err, &wait) && d.mayWait(p, group[0].Deadline) {
+				return nil // housekeeping tries again
+			}
+			d.runtimeOf(p).stageWaits = 0
+			if err != nil {
 				d.giveUp(p, err.Error())
 				return nil
 			}
@@ -680,6 +687,16 @@ func (d *Daemon) advance(p *registry.Pod, failed bool) error {
 		}
 	}
 	return nil
+}
+
+// mayWait says whether a pod's next stage may go on waiting for what passes by itself: not longer than
+// a change may take. The caller holds mu.
+func (d *Daemon) mayWait(p *registry.Pod, deadline time.Duration) bool {
+	rt, now := d.runtimeOf(p), d.mono()
+	if rt.stageWaits == 0 {
+		rt.stageWaits = now
+	}
+	return now-rt.stageWaits < deadline
 }
 
 // goOn starts what waits for changes that have ended unseen: with their container, or before a
@@ -713,7 +730,6 @@ func (d *Daemon) giveUp(p *registry.Pod, why string) {
 			State: policy.ResizeFailed, Why: why, Started: now,
 		}
 		d.keepResize(p, pl.GPU, r)
-		notFollowed(p, pl.Level)
 		if c == nil {
 			c = d.onePod(p, pl.GPU)
 		}
@@ -966,9 +982,6 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 		d.setLimits(p, uuid, r.Level, withMax(old, r.Desired, most, d.cfg.Policy.For(p.Ref.Namespace).Overcommit))
 	}
 	p.DropGoal(uuid, r.Level)
-	if r.State == policy.ResizeFailed {
-		notFollowed(p, r.Level)
-	}
 	if err := d.save(p); err != nil {
 		d.once("state", err)
 	}
@@ -977,21 +990,6 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 	}
 	if err := d.advance(p, r.State == policy.ResizeFailed); err != nil {
 		d.once("state", err)
-	}
-}
-
-// notFollowed forgets that a level follows annotations whose change has failed, so that they may be
-// sent again. What somebody else has set does not count as failed by them.
-func notFollowed(p *registry.Pod, level policy.Level) {
-	for _, c := range p.Containers {
-		if c.ChangedBy != api.SourceSpec {
-			continue
-		}
-		if level.Pod != "" {
-			p.Spec = ""
-		} else if level.Container == c.ID() {
-			c.Spec = ""
-		}
 	}
 }
 

@@ -87,21 +87,45 @@ func TestSpecAfterContainerRestart(t *testing.T) {
 	}
 }
 
-// What failed may be sent again.
-func TestSpecAgainAfterFailure(t *testing.T) {
+// What failed is told to whoever sends the same annotations again, and is not begun again until they
+// say something else.
+func TestSpecFailureIsRemembered(t *testing.T) {
 	b := newBench(t, acceptSpec, func(c *config.Config) { c.ResizeDeadline = 300 * time.Millisecond })
 	b.start()
 	main, _ := b.pair()
 	b.gpu.set(main.pid, 3*gib)
 	b.eventually("the use is seen", func() bool { return b.view("main").GPUs[0].NVML == 3*gib })
 	next := pairAnnotations("8Gi", "1Gi", "2Gi")
-	if got := b.apply(next, fromSpec); got.Error != nil || len(got.Resizes) != 1 || got.Resizes[0].State != "ResizeFailed" {
-		t.Fatalf("%+v", got)
+	failed := func(when string) {
+		t.Helper()
+		if got := b.apply(next, fromSpec); got.Error != nil || len(got.Resizes) != 1 || got.Resizes[0].State != "ResizeFailed" || got.Resizes[0].Desired != gib {
+			t.Fatalf("%s: %+v", when, got)
+		}
+		if n := len(b.events("resize-failed")); n != 1 || b.max() != [3]uint64{8, 4, 2} {
+			t.Fatalf("%s: it failed %d times, %v", when, n, b.max())
+		}
 	}
+	failed("first")
+	generation := b.view("main").Generation
+	failed("again")
 	b.gpu.set(main.pid, gib/2)
 	b.eventually("the use is seen", func() bool { return b.view("main").GPUs[0].NVML == gib/2 })
+	failed("although it would fit now")
+	b.crash()
+	b.eventually("NVML has answered", func() bool { return b.view("main").GPUs[0].Known })
+	failed("after a restart")
+	if v := b.view("main"); v.Generation != generation {
+		t.Errorf("generation %d, was %d", v.Generation, generation)
+	}
+	// Other annotations are another wish, and so are the same ones after them.
+	if got := b.apply(pairAnnotations("8Gi", "3Gi", "2Gi"), fromSpec); got.Error != nil || len(got.Resizes) != 1 || b.max() != [3]uint64{8, 3, 2} {
+		t.Fatalf("%+v, %v", got, b.max())
+	}
 	if got := b.apply(next, fromSpec); got.Error != nil || len(got.Resizes) != 1 || got.Resizes[0].State != "done" || b.max() != [3]uint64{8, 1, 2} {
 		t.Fatalf("%+v, %v", got, b.max())
+	}
+	if got := b.apply(next, fromSpec); got.Error != nil || len(got.Resizes) != 0 {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -70,6 +70,13 @@ type Fence interface {
 	State(s Subject, gpu string) Status
 }
 
+// Denier is a fence that can keep processes that did not come through gpufence away from the GPUs.
+type Denier interface {
+	// DenyUnmanaged does so from now on, or lets them again. exempt are the items of policy
+	// unmanaged-exempt, as they stand in the configuration.
+	DenyUnmanaged(deny bool, exempt []string) error
+}
+
 // up says whether a status carries the fence's level.
 func up(s State) bool { return s == Proven || s == Delivered || s == Seen }
 
@@ -106,6 +113,33 @@ func Level(fences []Fence, s Subject) quota.Level {
 		return quota.LevelNone
 	}
 	return lowest
+}
+
+// Missing is why a container does not reach a level: what each fence that would give it says, on the
+// first GPU where none of them is up.
+func Missing(fences []Fence, s Subject, want quota.Level) string {
+	for _, g := range s.Grant.GPUs {
+		var why []string
+		held := false
+		for _, f := range fences {
+			if !Reaches(f.Level(), want) {
+				continue
+			}
+			st := f.State(s, g.UUID)
+			held = held || up(st.State)
+			why = append(why, fmt.Sprintf("%s: %s", f.Name(), st.Why))
+		}
+		switch {
+		case held:
+		case len(why) == 0:
+			return fmt.Sprintf("no fence of that level is on this node for %s", g.UUID)
+		case len(s.Grant.GPUs) > 1:
+			return fmt.Sprintf("on %s %s", g.UUID, strings.Join(why, "; "))
+		default:
+			return strings.Join(why, "; ")
+		}
+	}
+	return "the container has no GPU"
 }
 
 // Report is how every fence stands, one entry each, for people: over several GPUs the worst

@@ -58,12 +58,7 @@ var keys = []keyInfo{
 	{name: KeyOOMGroup, parse: parseOOMGroup},
 	{name: KeyComputeWeight, parse: parseWeight, unbuilt: func(*level) string { return "shares of GPU time" }},
 	{name: KeyComputeMax, parse: parseComputeMax, unbuilt: func(*level) string { return "shares of GPU time" }},
-	{name: KeyRequire, parse: parseRequire, unbuilt: func(l *level) string {
-		if l.require != LevelHard {
-			return ""
-		}
-		return "fence of that level"
-	}},
+	{name: KeyRequire, parse: parseRequire},
 	{name: KeyGPU, parse: parseGPU},
 }
 

@@ -368,7 +368,6 @@ func TestRefusals(t *testing.T) {
 		{s: docker().env("GPUFENCE_MEMORY_SWAP_MAX=1Gi"), want: `E1218 GPUFENCE_MEMORY_SWAP_MAX "1Gi" is more than the node's default, which lets nothing spill: write an annotation, or set env-may-raise = true in [accept.docker]`},
 		{s: pod("compute.weight=100"), want: `E1305 compute.weight "100" is not enforced by this version of gpufence, which has no shares of GPU time yet: remove it`},
 		{s: pod("compute.max=30%"), want: `E1305 compute.max "30%" is not enforced by this version of gpufence, which has no shares of GPU time yet: remove it`},
-		{s: pod("require=hard"), want: `E1305 require "hard" is not enforced by this version of gpufence, which has no fence of that level yet: remove it`},
 		{s: pod("gpu=any", "memory.max=4Gi"), want: `E1306 gpu is not accepted from cri by this node's policy: let the device plugin choose, or set gpu = true in [accept.cri]`},
 		{s: docker("memory.max=4Gi"), p: policy(func(p *Policy) { p.Accept[EngineDocker] = Accept{} }), want: `E1306 memory.max is not accepted from docker by this node's policy: remove it, or set keys = true in [accept.docker]`},
 		{s: pod("container.main.memory.max=4Gi").noGPU(), want: `E1307 container.main.memory.max is set, but container main of pod p has no GPU: request a GPU for it (such as nvidia.com/gpu: 1), or remove the key`},
