@@ -112,6 +112,9 @@ func (c *cluster) startChart(ctx context.Context) error {
 	if err := c.put(ctx, all, func(d document) bool { return !policies(d) }); err != nil {
 		return err
 	}
+	if err := c.canary(ctx); err != nil {
+		return err
+	}
 	return until(ctx, "the agent says that the node is ready", func(ctx context.Context) (bool, string) {
 		out, err := c.kubectl(ctx, "", "get", "node", nodeName, "-o", `jsonpath={.metadata.labels.gpufence\.dev/ready}`)
 		logs, _ := c.kubectl(ctx, "", "logs", "-n", agentNamespace, "daemonset/gpufence-agent", "--all-containers", "--tail=8")
