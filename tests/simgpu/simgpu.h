@@ -100,7 +100,7 @@ enum simgpu_ctl_op {
 	SIMGPU_OP_NODE = 64,
 	/* arg[0] GPU; payload: struct simgpu_device */
 	SIMGPU_OP_DEVICE = 65,
-	/* arg[0] GPU -> val[0] total, val[1] reserved, val[2] used (without reserved), val[3] free */
+	/* arg[0] GPU, arg[1] version of NVML's call -> val[0] total, val[1] reserved, val[2] used (without reserved), val[3] free */
 	SIMGPU_OP_NVML_MEMORY = 66,
 	/* arg[0] GPU, arg[1] enum simgpu_list; payload: val[0] times struct simgpu_proc */
 	SIMGPU_OP_NVML_PROCS = 67,
@@ -109,6 +109,11 @@ enum simgpu_ctl_op {
 	/* arg[0] GPU, arg[1] only samples after this time stamp in us; payload: val[0] times
 	 * struct simgpu_proc_util */
 	SIMGPU_OP_NVML_PROC_UTIL = 69,
+	/* arg[0] GPU, arg[1] soft, arg[2] hard limit in bytes (SIMGPU_NO_LIMIT: none); with a
+	 * descriptor of a cgroup's folder. For root. */
+	SIMGPU_OP_LIMITS_SET = 70,
+	/* arg[0] GPU; with a descriptor as above -> val[0] soft, val[1] hard, val[2] bytes charged */
+	SIMGPU_OP_LIMITS_GET = 71,
 };
 
 /* simgpu_req.arg[2] of SIMGPU_OP_ALLOC */
@@ -135,9 +140,12 @@ enum simgpu_status {
 	SIMGPU_E_NOT_SUPPORTED = 5, /* this GPU does not say */
 	SIMGPU_E_BUSY = 6,          /* no more contexts allowed */
 	SIMGPU_E_ELSEWHERE = 7,     /* the descriptor stands for memory of another GPU */
+	SIMGPU_E_NOT_PERMITTED = 8, /* for root only */
+	SIMGPU_E_NO_CGROUP = 9,     /* the descriptor is none of a cgroup's folder */
 };
 
 #define SIMGPU_KERNEL_DEFAULT UINT64_MAX
+#define SIMGPU_NO_LIMIT UINT64_MAX
 #define SIMGPU_NOT_AVAILABLE UINT64_MAX /* simgpu_proc.used_bytes that nobody knows */
 
 struct simgpu_req {

@@ -16,6 +16,7 @@ type block struct {
 	used   [blockSlots / 64]uint64
 	taken  int
 	shared *reference // once it was exported
+	on     *account   // that pays
 }
 
 // place finds room for n slots, first fit, and takes it.

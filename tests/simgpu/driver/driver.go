@@ -55,7 +55,9 @@ type ProcID struct {
 // Owner says who opened a device file.
 type Owner struct {
 	ProcID
+	UID     int
 	Cgroup  string
+	Unified string // its cgroup in the v2 hierarchy, which the driver's limits go by; "" if that is the root
 	Command string
 }
 
@@ -107,7 +109,10 @@ type GPU struct {
 	seq     uint64
 	handle  uint64
 	busy    int64 // until when the GPU has work
-	spans   []span
+	// accounts are the driver's memory limits, by cgroup; touched are those that changed.
+	accounts map[string]*account
+	touched  map[string]bool
+	spans    []span
 }
 
 // New is a GPU that nobody uses, at time now.
@@ -115,7 +120,8 @@ func New(cfg Config, knobs Knobs, now int64) *GPU {
 	if cfg.ReservedBytes == 0 {
 		cfg.ReservedBytes = roundUp(cfg.TotalBytes/100, wire.PageBytes)
 	}
-	g := &GPU{cfg: cfg, knobs: knobs, now: now, procs: map[ProcID]*process{}, groups: map[string]*group{}, tokens: map[uint64]*memory{}}
+	g := &GPU{cfg: cfg, knobs: knobs, now: now, procs: map[ProcID]*process{}, groups: map[string]*group{}, tokens: map[uint64]*memory{},
+		accounts: map[string]*account{}, touched: map[string]bool{}}
 	g.record()
 	return g
 }
@@ -129,6 +135,9 @@ func (g *GPU) Knobs() Knobs { return g.knobs }
 // SetKnobs replaces the settings. What has begun (late bytes, lags) ends as it began.
 func (g *GPU) SetKnobs(now int64, k Knobs) {
 	g.Advance(now)
+	if k.MemoryLimits != g.knobs.MemoryLimits {
+		g.accounts = map[string]*account{} // as after the driver was loaded anew
+	}
 	g.knobs = k
 	g.record()
 }
@@ -198,8 +207,30 @@ func (g *GPU) NextEvent() (int64, bool) {
 
 // ---- who holds what -----------------------------------------------------------------
 
-// take charges n device bytes to p; managed pages make room if they may.
-func (g *GPU) take(p *process, n uint64) error {
+// take charges n device bytes to c's process, and to its cgroup's account; managed pages make room
+// if they may.
+func (g *GPU) take(c *Client, n uint64) (*account, error) {
+	on, err := g.charge(c.cgroup, n)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.hold(c.proc, n); err != nil {
+		g.add(on, -int64(n))
+		return nil, err
+	}
+	return on, nil
+}
+
+// takeFor is take for a context itself.
+func (g *GPU) takeFor(c *Client, ctx *context, n uint64) error {
+	on, err := g.take(c, n)
+	if err == nil {
+		ctx.charges = append(ctx.charges, charge{on, n})
+	}
+	return err
+}
+
+func (g *GPU) hold(p *process, n uint64) error {
 	room := g.capacity() - g.used()
 	if g.knobs.ManagedEvict {
 		for i := 0; i < len(g.pages) && room < n; i++ {
@@ -283,15 +314,17 @@ type Client struct {
 	bare     *context // what was allocated outside a context
 	allocs   map[uint64]*alloc
 	closed   bool
+	cgroup   string // that pays
 }
 
 type context struct {
-	handle uint64
-	bytes  uint64 // its own, without what was allocated in it
-	extra  int64  // of these, by how much it is larger than it was made
-	blocks []*block
-	allocs map[uint64]*alloc
-	gone   bool
+	handle  uint64
+	charges []charge // of its own bytes, the newest last
+	bytes   uint64   // its own, without what was allocated in it
+	extra   int64    // of these, by how much it is larger than it was made
+	blocks  []*block
+	allocs  map[uint64]*alloc
+	gone    bool
 }
 
 type alloc struct {
@@ -305,6 +338,7 @@ type alloc struct {
 	slot     int
 	slots    int
 	shared   *reference // once it was exported, or if it was imported
+	on       *account   // that pays, of what has neither block nor is shared
 }
 
 // Open is a new open file of owner.
@@ -312,7 +346,7 @@ func (g *GPU) Open(now int64, owner Owner) *Client {
 	g.Advance(now)
 	p := g.process(owner)
 	p.open++
-	c := &Client{gpu: g, proc: p, contexts: map[uint64]*context{}, allocs: map[uint64]*alloc{}}
+	c := &Client{gpu: g, proc: p, cgroup: owner.Unified, contexts: map[uint64]*context{}, allocs: map[uint64]*alloc{}}
 	c.bare = &context{allocs: map[uint64]*alloc{}}
 	return c
 }
@@ -347,11 +381,11 @@ func (c *Client) CreateContext(now int64, list wire.List, kind wire.ContextKind)
 		return c.createGreen(list)
 	}
 	// A context that would not get through its own start is refused at once, as a whole.
-	if err := g.take(c.proc, size+g.knobs.TransientBytes); err != nil {
+	ctx := &context{handle: g.newHandle(), bytes: size + g.knobs.TransientBytes, allocs: map[uint64]*alloc{}}
+	if err := g.takeFor(c, ctx, ctx.bytes); err != nil {
 		c.proc.refused++
 		return 0, 0, err
 	}
-	ctx := &context{handle: g.newHandle(), bytes: size + g.knobs.TransientBytes, allocs: map[uint64]*alloc{}}
 	c.contexts[ctx.handle] = ctx
 	c.proc.contexts++
 	c.proc.lists |= 1 << list
@@ -360,6 +394,7 @@ func (c *Client) CreateContext(now int64, list wire.List, kind wire.ContextKind)
 		g.after(g.knobs.TransientTime, func() {
 			if !ctx.gone {
 				ctx.bytes -= extra
+				ctx.giveBack(g, extra)
 				g.give(c.proc, extra)
 			}
 		})
@@ -372,11 +407,11 @@ func (c *Client) CreateContext(now int64, list wire.List, kind wire.ContextKind)
 // createGreen makes a context that shares all but its queues with the one it stands on.
 func (c *Client) createGreen(list wire.List) (handle, taken uint64, err error) {
 	size := roundUp(c.gpu.knobs.GreenBytes, wire.PageBytes)
-	if err := c.gpu.take(c.proc, size); err != nil {
+	ctx := &context{handle: c.gpu.newHandle(), bytes: size, allocs: map[uint64]*alloc{}}
+	if err := c.gpu.takeFor(c, ctx, size); err != nil {
 		c.proc.refused++
 		return 0, 0, err
 	}
-	ctx := &context{handle: c.gpu.newHandle(), bytes: size, allocs: map[uint64]*alloc{}}
 	c.contexts[ctx.handle] = ctx
 	c.proc.contexts++
 	c.proc.lists |= 1 << list
@@ -406,11 +441,12 @@ func (c *Client) ResizeContext(now int64, handle uint64, extra int64) error {
 	}
 	grow := max(extra-ctx.extra, -int64(ctx.bytes))
 	if grow > 0 {
-		if err := g.take(c.proc, uint64(grow)); err != nil {
+		if err := g.takeFor(c, ctx, uint64(grow)); err != nil {
 			c.proc.refused++
 			return err
 		}
 	} else {
+		ctx.giveBack(g, uint64(-grow))
 		g.give(c.proc, uint64(-grow))
 	}
 	ctx.bytes = uint64(int64(ctx.bytes) + grow)
@@ -431,7 +467,7 @@ func (g *GPU) growLate(c *Client, ctx *context) {
 			if ctx.gone {
 				return
 			}
-			if g.take(c.proc, n) == nil {
+			if g.takeFor(c, ctx, n) == nil {
 				ctx.bytes += n
 			} else {
 				c.proc.refused++
@@ -456,6 +492,7 @@ func (c *Client) DestroyContext(now int64, handle uint64) (given uint64, err err
 		c.free(a)
 	}
 	c.dropContext(ctx)
+	ctx.giveBack(g, ctx.bytes)
 	g.give(c.proc, ctx.bytes)
 	return before - c.proc.held, nil
 }
@@ -514,7 +551,8 @@ func (c *Client) Allocate(now int64, ctx, n uint64, kind wire.Kind) (Alloc, erro
 		out.Grew, out.Block, out.Offset = grew, a.block.handle, uint64(a.slot)*wire.AlignBytes
 	default:
 		a.bytes = roundUp(n, wire.PageBytes)
-		if err := g.take(c.proc, a.bytes); err != nil {
+		var err error
+		if a.on, err = g.take(c, a.bytes); err != nil {
 			c.proc.refused++
 			return Alloc{}, err
 		}
@@ -536,10 +574,11 @@ func (c *Client) small(in *context, a *alloc, n uint64) (grew uint64, err error)
 			return 0, nil
 		}
 	}
-	if err := c.gpu.take(c.proc, wire.PageBytes); err != nil {
+	on, err := c.gpu.take(c, wire.PageBytes)
+	if err != nil {
 		return 0, err
 	}
-	a.block = &block{handle: c.gpu.newHandle()}
+	a.block = &block{handle: c.gpu.newHandle(), on: on}
 	a.slot, _ = a.block.place(a.slots) // an empty page holds the largest small allocation
 	in.blocks = append(in.blocks, a.block)
 	return wire.PageBytes, nil
@@ -585,11 +624,13 @@ func (c *Client) free(a *alloc) (given, page uint64) {
 		if a.block.shared != nil {
 			c.gpu.drop(a.block.shared)
 		} else {
+			c.gpu.add(a.block.on, -int64(wire.PageBytes))
 			c.gpu.give(c.proc, wire.PageBytes)
 		}
 		return before - c.gpu.held, a.block.handle
 	default:
 		given = a.bytes
+		c.gpu.add(a.on, -int64(given))
 		c.gpu.give(c.proc, given)
 	}
 	return given, 0
@@ -619,6 +660,7 @@ func (c *Client) release() {
 	g := c.gpu
 	for _, ctx := range c.contexts {
 		c.dropContext(ctx)
+		ctx.giveBack(g, ctx.bytes)
 		g.give(c.proc, ctx.bytes)
 	}
 	for _, a := range c.allocs {
@@ -689,20 +731,26 @@ func (c *Client) Migrate(now int64, handle uint64, toDevice bool) (uint64, error
 
 // ---- CUDA's and NVML's views --------------------------------------------------------
 
-// MemInfo is what cuMemGetInfo answers: what holds now.
-func (g *GPU) MemInfo(now int64) (free, total uint64, err error) {
+// MemInfo is what cuMemGetInfo answers: what holds now, within the limit of the driver's that c sees.
+func (c *Client) MemInfo(now int64) (free, total uint64, err error) {
+	g := c.gpu
 	g.Advance(now)
 	if g.knobs.Lost {
 		return 0, 0, ErrLost
 	}
-	return g.capacity() - g.used(), g.capacity(), nil
+	free, total = g.capacity()-g.used(), g.capacity()
+	if a := g.shown(c.cgroup); a != nil && a.hard < total {
+		free, total = min(free, a.hard-min(a.hard, a.used)), a.hard
+	}
+	return free, total, nil
 }
 
 // Memory is NVML's answer for the device, Used without Reserved.
 type Memory struct{ Total, Reserved, Used, Free uint64 }
 
-// NVMLMemory is the device as it was nvml-lag ago.
-func (g *GPU) NVMLMemory(now int64) (Memory, error) {
+// NVMLMemory is the device as it was nvml-lag ago, as a process of that cgroup is told: within the limit
+// of the driver's that it sees.
+func (g *GPU) NVMLMemory(now int64, cgroup string) (Memory, error) {
 	g.Advance(now)
 	switch {
 	case g.knobs.Lost:
@@ -711,6 +759,9 @@ func (g *GPU) NVMLMemory(now int64) (Memory, error) {
 		return Memory{}, ErrNotSupported
 	}
 	used := g.hist.at(g.now - int64(g.knobs.NVMLLag)).UsedBytes
+	if a := g.shown(cgroup); a != nil && a.hard < g.capacity() {
+		return Memory{Total: a.hard, Used: min(a.used, a.hard), Free: a.hard - min(a.used, a.hard)}, nil
+	}
 	return Memory{Total: g.cfg.TotalBytes, Reserved: g.cfg.ReservedBytes, Used: used, Free: g.capacity() - used}, nil
 }
 
@@ -878,6 +929,7 @@ type State struct {
 	Knobs          map[string]string `json:"knobs"`
 	Processes      []ProcessState    `json:"processes"` // those that ended last, with EndNS
 	Cgroups        []CgroupState     `json:"cgroups"`
+	Accounts       []AccountState    `json:"accounts"` // the driver's memory limits
 	CUDATotalBytes uint64            `json:"cuda_total_bytes"`
 }
 
@@ -889,7 +941,7 @@ func (g *GPU) State(now int64) State {
 		TotalBytes: g.cfg.TotalBytes, ReservedBytes: g.cfg.ReservedBytes, CUDATotalBytes: g.capacity(),
 		UsedBytes: g.used(), FreeBytes: g.capacity() - g.used(), ManagedBytes: g.managed, PeakUsedBytes: g.peak,
 		ContextBytes: g.cfg.ContextBytes, Knobs: map[string]string{},
-		Processes: []ProcessState{}, Cgroups: []CgroupState{},
+		Processes: []ProcessState{}, Cgroups: []CgroupState{}, Accounts: g.accountStates(),
 	}
 	if g.cfg.Instance > 0 {
 		s.MIG = fmt.Sprintf("%d:%d", g.cfg.Minor, g.cfg.Instance-1)

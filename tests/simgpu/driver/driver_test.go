@@ -85,7 +85,7 @@ func (b *bench) wantRows(when string, want map[uint32]uint64) {
 
 func (b *bench) usedMiB() uint64 {
 	b.Helper()
-	free, total, err := b.MemInfo(b.now)
+	free, total, err := (&Client{gpu: b.GPU}).MemInfo(b.now)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestNVMLLag(t *testing.T) {
 	if _, _, err := c.Free(b.now, a.Handle); err != nil {
 		t.Fatal(err)
 	}
-	m, err := b.NVMLMemory(b.now)
+	m, err := b.NVMLMemory(b.now, "")
 	if err != nil || m.Used != (1024+104)*mib {
 		t.Errorf("device use at the free: %+v, %v", m, err)
 	}
@@ -368,7 +368,7 @@ func TestManagedMemory(t *testing.T) {
 		t.Errorf("%d MiB on the device, want %d", a.Grew/mib, want/mib)
 	}
 	b.wantRows("managed", map[uint32]uint64{7: 104})
-	m, err := b.NVMLMemory(b.now)
+	m, err := b.NVMLMemory(b.now, "")
 	if err != nil || m.Free != 0 || m.Used != 16220*mib {
 		t.Errorf("device: %+v, %v", m, err)
 	}
@@ -486,7 +486,7 @@ func TestListsAndUnknownSizes(t *testing.T) {
 	if rows, err := b.NVMLProcesses(b.now, wire.ListMPS); err != nil || rows[0].UsedBytes != wire.NotAvailable {
 		t.Errorf("size that nobody knows: %v, %v", rows, err)
 	}
-	if _, err := b.NVMLMemory(b.now); !errors.Is(err, ErrNotSupported) {
+	if _, err := b.NVMLMemory(b.now, ""); !errors.Is(err, ErrNotSupported) {
 		t.Errorf("device that does not say: %v", err)
 	}
 }
@@ -499,7 +499,7 @@ func TestLostGPU(t *testing.T) {
 	k := b.Knobs()
 	k.Lost = true
 	b.SetKnobs(b.now, k)
-	_, memErr := b.NVMLMemory(b.now)
+	_, memErr := b.NVMLMemory(b.now, "")
 	_, procErr := b.NVMLProcesses(b.now, wire.ListCompute)
 	_, utilErr := b.NVMLUtilization(b.now)
 	for name, err := range map[string]error{

@@ -72,6 +72,7 @@ type Knobs struct {
 	Lost           bool // the GPU has fallen off the bus
 	Unknown        Unknown
 	PIDView        PIDView
+	MemoryLimits   Backend // how the driver limits cgroups
 }
 
 // DefaultKnobs is a quiet GPU: no lag, no delays, no late growth.
@@ -133,6 +134,8 @@ func AllKnobs() []Knob {
 			words[Unknown]{{"0", UnknownNone}, {"process", UnknownProcess}, {"device", UnknownDevice}, {"all", UnknownAll}, {"1", UnknownAll}}),
 		choice("pid-view", "process ids that NVML shows in a pid namespace: host, caller", func(k *Knobs) *PIDView { return &k.PIDView },
 			words[PIDView]{{"host", PIDHost}, {"caller", PIDCaller}}),
+		choice("memory-limits", "how the driver limits the memory of cgroups: off, misc, dmem", func(k *Knobs) *Backend { return &k.MemoryLimits },
+			words[Backend]{{"off", BackendOff}, {"misc", BackendMisc}, {"dmem", BackendDmem}}),
 	}
 }
 

@@ -14,6 +14,7 @@ type memory struct {
 	charged map[*process]bool
 	group   *group // that of the process that pays, or nil
 	token   uint64
+	on      *account // that pays in the driver's account: whoever made it, as long as it lives
 }
 
 // reference is one holder's: a process's handle, or a descriptor that stands for the memory.
@@ -90,6 +91,7 @@ func (g *GPU) drop(r *reference) {
 	if len(m.refs) == 0 {
 		delete(g.tokens, m.token)
 		g.held -= m.bytes
+		g.add(m.on, -int64(m.bytes))
 	}
 	g.settleShared(m)
 	g.record()
@@ -102,25 +104,25 @@ func (c *Client) Export(now int64, handle uint64) (token uint64, err error) {
 	if g.knobs.Lost {
 		return 0, ErrLost
 	}
-	bytes, at := uint64(0), (**reference)(nil)
+	bytes, at, on := uint64(0), (**reference)(nil), (*account)(nil)
 	if a := c.allocs[handle]; a != nil {
 		switch {
 		case a.kind == wire.KindManaged:
 			return 0, ErrInvalid
 		case a.block != nil:
-			bytes, at = wire.PageBytes, &a.block.shared
+			bytes, at, on = wire.PageBytes, &a.block.shared, a.block.on
 		default:
-			bytes, at = a.bytes, &a.shared
+			bytes, at, on = a.bytes, &a.shared, a.on
 		}
 	} else if b := c.page(handle); b != nil {
-		bytes, at = wire.PageBytes, &b.shared
+		bytes, at, on = wire.PageBytes, &b.shared, b.on
 	}
 	if at == nil {
 		return 0, ErrNotFound
 	}
 	if *at == nil {
 		// It is charged to this process already.
-		m := &memory{bytes: bytes, charged: map[*process]bool{c.proc: true}, group: c.proc.group}
+		m := &memory{bytes: bytes, charged: map[*process]bool{c.proc: true}, group: c.proc.group, on: on}
 		*at = g.refer(m, c.proc, false)
 	}
 	m := (*at).memory

@@ -96,24 +96,33 @@ static int from_status(int32_t status)
 		return NVML_GPU_IS_LOST;
 	case SIMGPU_E_NOT_SUPPORTED:
 		return NVML_NOT_SUPPORTED;
+	case SIMGPU_E_NOT_PERMITTED:
+		return NVML_NO_PERMISSION;
+	case SIMGPU_E_NO_CGROUP:
+		return NVML_OPERATING_SYSTEM;
 	default:
 		return NVML_UNKNOWN;
 	}
 }
 
 /* One request. A connection that broke is not used again; the next call makes a new one. */
-static int ask(struct simgpu_req *req, struct simgpu_rep *rep, void *payload, size_t *len)
+static int ask_with(const int *pass, struct simgpu_req *req, struct simgpu_rep *rep, void *payload, size_t *len)
 {
 	int fd = take_connection();
 
 	if (fd < 0)
 		return NVML_UNKNOWN;
-	if (simgpu_call(fd, req, rep, payload, len) < 0) {
+	if (simgpu_exchange(fd, req, rep, payload, len, pass, NULL) < 0) {
 		close(fd);
 		return NVML_UNKNOWN;
 	}
 	give_connection(fd);
 	return from_status(rep->status);
+}
+
+static int ask(struct simgpu_req *req, struct simgpu_rep *rep, void *payload, size_t *len)
+{
+	return ask_with(NULL, req, rep, payload, len);
 }
 
 /* ---- start and end ----------------------------------------------------------------- */
@@ -635,9 +644,9 @@ EXPORT int nvmlDeviceGetAttributes(nvml_device device, struct nvml_attributes *o
 
 /* ---- memory and processes ---------------------------------------------------------- */
 
-static int memory(nvml_device device, struct nvml_memory_v2 *out)
+static int memory(nvml_device device, unsigned int version, struct nvml_memory_v2 *out)
 {
-	struct simgpu_req req = {.op = SIMGPU_OP_NVML_MEMORY, .arg = {device->info.number}};
+	struct simgpu_req req = {.op = SIMGPU_OP_NVML_MEMORY, .arg = {device->info.number, version}};
 	struct simgpu_rep rep;
 	int ret = ask(&req, &rep, NULL, NULL);
 
@@ -656,7 +665,7 @@ EXPORT int nvmlDeviceGetMemoryInfo(nvml_device device, struct nvml_memory *out)
 	int ret = usable(device, out);
 
 	if (ret == NVML_OK)
-		ret = memory(device, &m);
+		ret = memory(device, 1, &m);
 	if (ret == NVML_OK) {
 		out->total = m.total;
 		out->free = m.free;
@@ -673,7 +682,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2 
 		return ret;
 	if (out->version != NVML_MEMORY_V2)
 		return NVML_VERSION_MISMATCH;
-	return memory(device, out);
+	return memory(device, 2, out);
 }
 
 /*
@@ -793,3 +802,53 @@ EXPORT int nvmlDeviceGetProcessUtilization(nvml_device device, struct nvml_proce
 	free(rows);
 	return ret;
 }
+
+#ifdef SIMGPU_MEMORY_LIMITS
+/* ---- limits of cgroups: in libraries of drivers from R615 on ----------------------- */
+
+static int limits(nvml_device device, const char *folder, struct simgpu_req *req, struct simgpu_rep *rep)
+{
+	int ret, fd;
+
+	if (!folder)
+		return NVML_INVALID_ARGUMENT;
+	if (device->gpu)
+		return NVML_NOT_SUPPORTED; /* MIG */
+	fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return NVML_OPERATING_SYSTEM;
+	req->arg[0] = device->info.number;
+	ret = ask_with(&fd, req, rep, NULL, NULL);
+	close(fd);
+	return ret;
+}
+
+EXPORT int nvmlDeviceSetMemoryLimits_v1(nvml_device device, struct nvml_set_limits *in)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_LIMITS_SET};
+	struct simgpu_rep rep;
+	int ret = usable(device, in);
+
+	if (ret != NVML_OK)
+		return ret;
+	req.arg[1] = in->soft;
+	req.arg[2] = in->hard;
+	return limits(device, in->name_space, &req, &rep);
+}
+
+EXPORT int nvmlDeviceGetMemoryLimits_v1(nvml_device device, struct nvml_get_limits *out)
+{
+	struct simgpu_req req = {.op = SIMGPU_OP_LIMITS_GET};
+	struct simgpu_rep rep;
+	int ret = usable(device, out);
+
+	if (ret == NVML_OK)
+		ret = limits(device, out->name_space, &req, &rep);
+	if (ret == NVML_OK) {
+		out->soft = rep.val[0];
+		out->hard = rep.val[1];
+		out->used = rep.val[2];
+	}
+	return ret;
+}
+#endif

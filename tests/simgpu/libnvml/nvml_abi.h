@@ -20,6 +20,7 @@ enum sim_nvml_return {
 	NVML_DRIVER_NOT_LOADED = 9,
 	NVML_FUNCTION_NOT_FOUND = 13,
 	NVML_GPU_IS_LOST = 15,
+	NVML_OPERATING_SYSTEM = 17,
 	NVML_MEMORY = 20,
 	NVML_VERSION_MISMATCH = 25,
 	NVML_UNKNOWN = 999,
@@ -65,6 +66,17 @@ struct nvml_pci_info {
 struct nvml_attributes {
 	unsigned int multiprocessors, copy_engines, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices;
 	unsigned long long memory_mb;
+};
+
+/* Limits of a cgroup, of drivers from R615 on. */
+struct nvml_set_limits {
+	const char *name_space; /* full path of the cgroup's folder */
+	unsigned long long soft, hard;
+};
+
+struct nvml_get_limits {
+	const char *name_space;
+	unsigned long long soft, hard, used;
 };
 
 struct nvml_utilization {

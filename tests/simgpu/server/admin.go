@@ -32,6 +32,9 @@ type State struct {
 	GPUs          []driver.State `json:"gpus"`
 }
 
+// HasLimits says whether the driver limits the memory of cgroups: its NVML has the calls then.
+func (s State) HasLimits() bool { return hasLimits(s.DriverVersion) }
+
 // Settings is what `simgpu set` sends.
 type Settings struct {
 	GPU   *int              `json:"gpu,omitempty"` // its number, with its instances; nil: all

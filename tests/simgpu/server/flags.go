@@ -28,11 +28,14 @@ type Flags struct {
 	cudaVersion   string
 	backing       uint32
 	mig           []int
+	dmemDir       string
 	knobs         map[string]*string
+	flags         *pflag.FlagSet
 }
 
 // Register adds simgpud's flags to fs.
 func (f *Flags) Register(fs *pflag.FlagSet) {
+	f.flags = fs
 	fs.StringVar(&f.Dir, "dir", "/run/simgpu", "folder of the sockets")
 	fs.StringVar(&f.PIDFile, "pid-file", "", "write the process id here once the sockets are there")
 	fs.IntVar(&f.gpus, "gpus", 1, "number of GPUs")
@@ -46,6 +49,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.cudaVersion, "cuda-version", "12.8", "CUDA version of the driver")
 	fs.Uint32Var(&f.backing, "backing-mib", 256, "host memory that a client may spend to keep what is copied to the GPU, in MiB; beyond it contents are lost")
 	fs.IntSliceVar(&f.mig, "mig", nil, "split each GPU into so many MIG instances, 1 to 7 (0: whole); the last one goes on")
+	fs.StringVar(&f.dmemDir, "dmem-dir", "", "show the files of the kernel's dmem controller in this folder, for memory-limits=dmem")
 	f.knobs = map[string]*string{}
 	defaults := driver.DefaultKnobs()
 	for _, k := range driver.AllKnobs() {
@@ -68,6 +72,13 @@ func (f *Flags) Config() (Config, error) {
 		if err := k.Set(&cfg.Knobs, *f.knobs[k.Name]); err != nil {
 			return cfg, err
 		}
+	}
+	cfg.DmemDir = f.dmemDir
+	if f.flags != nil && !f.flags.Changed("memory-limits") && hasLimits(f.driverVersion) {
+		cfg.Knobs.MemoryLimits = driver.BackendDmem
+	}
+	if cfg.Knobs.MemoryLimits != driver.BackendOff && !hasLimits(f.driverVersion) {
+		return cfg, fmt.Errorf("driver %s has no memory limits: --driver-version 615 or newer", f.driverVersion)
 	}
 	major, minor, ok := strings.Cut(f.cudaVersion, ".")
 	a, errA := strconv.ParseUint(major, 10, 16)
@@ -106,4 +117,11 @@ func (f *Flags) Config() (Config, error) {
 		cfg.GPUs = append(cfg.GPUs, g)
 	}
 	return cfg, nil
+}
+
+// hasLimits says whether a driver limits cgroups.
+func hasLimits(version string) bool {
+	branch, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(branch)
+	return err == nil && n >= 615
 }

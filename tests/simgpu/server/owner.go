@@ -36,7 +36,7 @@ func owner(conn *net.UnixConn) (driver.Owner, error) {
 		return driver.Owner{}, fmt.Errorf("read peer: %w", credErr)
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(int(cred.Pid)))
-	o := driver.Owner{ProcID: driver.ProcID{PID: int(cred.Pid)}}
+	o := driver.Owner{ProcID: driver.ProcID{PID: int(cred.Pid)}, UID: int(cred.Uid)}
 	if stat, err := os.ReadFile(filepath.Join(proc, "stat")); err == nil {
 		o.Start, o.Command, err = parseStat(stat)
 		if err != nil {
@@ -44,7 +44,7 @@ func owner(conn *net.UnixConn) (driver.Owner, error) {
 		}
 	}
 	if cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup")); err == nil {
-		o.Cgroup = parseCgroup(cgroup)
+		o.Cgroup, o.Unified = parseCgroup(cgroup), parseUnified(cgroup)
 	}
 	return o, nil
 }

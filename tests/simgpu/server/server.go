@@ -34,6 +34,7 @@ type Config struct {
 	CUDAVersion   uint32
 	GPUs          []driver.Config // minors and numbers are set by New, instances made
 	Knobs         driver.Knobs
+	DmemDir       string // where the kernel's dmem files are shown; "": nowhere
 	Log           *log.Logger
 }
 
@@ -47,6 +48,7 @@ type Server struct {
 	mu       sync.Mutex
 	open     map[net.Conn]struct{}
 	exports  map[uint64]*export // by the descriptor's socket cookie
+	dmem     sync.Mutex         // held over each of its files
 	closed   bool
 }
 
@@ -54,9 +56,10 @@ type Server struct {
 type gpu struct {
 	mu        sync.Mutex
 	model     *driver.GPU
-	instances []*gpu        // of one that is split; nothing is allocated on itself
-	wake      chan struct{} // the next event may have come nearer
-	change    chan struct{} // closed and replaced when the knobs change; under mu
+	instances []*gpu            // of one that is split; nothing is allocated on itself
+	wake      chan struct{}     // the next event may have come nearer
+	change    chan struct{}     // closed and replaced when the knobs change; under mu
+	limited   map[string]folder // cgroups that were given limits; under mu
 }
 
 // Now is CLOCK_MONOTONIC in ns: the same clock as every other process on the machine has.
@@ -97,7 +100,7 @@ func New(cfg Config) (*Server, error) {
 		if c.TotalBytes < 64<<20 || c.ReservedBytes >= c.TotalBytes {
 			return nil, fmt.Errorf("GPU %d: %d bytes with %d reserved: too small", i, c.TotalBytes, c.ReservedBytes)
 		}
-		g := &gpu{model: driver.New(c, cfg.Knobs, Now()), wake: make(chan struct{}, 1), change: make(chan struct{})}
+		g := &gpu{model: driver.New(c, cfg.Knobs, Now()), wake: make(chan struct{}, 1), change: make(chan struct{}), limited: map[string]folder{}}
 		if c.Instance > 0 {
 			whole := s.gpus[c.Minor]
 			whole.instances = append(whole.instances, g)
@@ -153,6 +156,9 @@ func (s *Server) Run(ctx context.Context, ready func()) (err error) {
 	}
 	for _, g := range s.gpus {
 		s.conns.Go(func() { s.tick(g) })
+	}
+	if err := s.showCapacity(); err != nil {
+		return err
 	}
 	ready()
 	<-ctx.Done()
@@ -344,6 +350,10 @@ func status(err error) wire.Status {
 		return wire.Busy
 	case errors.Is(err, errElsewhere):
 		return wire.Elsewhere
+	case errors.Is(err, errNotRoot):
+		return wire.NotPermitted
+	case errors.Is(err, errCgroup):
+		return wire.NoCgroup
 	default:
 		return wire.Invalid
 	}
@@ -362,6 +372,7 @@ func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 	defer func() {
 		g.mu.Lock()
 		file.Close(Now())
+		s.showDmem(g)
 		g.mu.Unlock()
 		g.poke()
 	}()
@@ -385,6 +396,8 @@ func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
+		defer s.showDmem(g)
+		s.pays(g, file, who.PID)
 		switch req.Op {
 		case wire.OpExport:
 			return s.export(g, file, req)
@@ -414,7 +427,7 @@ func answerGPU(m *driver.GPU, file *driver.Client, req wire.Req) (rep wire.Rep, 
 	case wire.OpFree:
 		rep.Val[0], rep.Val[1], err = file.Free(now, req.Arg[0])
 	case wire.OpMemInfo:
-		rep.Val[0], rep.Val[1], err = m.MemInfo(now)
+		rep.Val[0], rep.Val[1], err = file.MemInfo(now)
 	case wire.OpLaunch:
 		d := time.Duration(-1)
 		if req.Arg[1] != wire.KernelDefault {
@@ -459,6 +472,11 @@ func (s *Server) serveCtl(conn *net.UnixConn) {
 		}
 		if req.Op == wire.OpNVMLMemory || req.Op == wire.OpNVMLProcs {
 			s.pay(g)
+		}
+		if req.Op == wire.OpLimitsSet || req.Op == wire.OpLimitsGet {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return answer{rep: s.limits(g, who, req)}
 		}
 		if len(g.instances) > 0 && req.Op != wire.OpDevice {
 			rep, payload := g.answerSplit(who, req.Req)
@@ -533,7 +551,11 @@ func answerNVML(m *driver.GPU, who driver.Owner, req wire.Req) (rep wire.Rep, pa
 		payload = d.Encode()
 	case wire.OpNVMLMemory:
 		var mem driver.Memory
-		mem, err = m.NVMLMemory(now)
+		cgroup := "" // the first version of the call knows no limits
+		if req.Arg[1] >= 2 {
+			cgroup = who.Unified
+		}
+		mem, err = m.NVMLMemory(now, cgroup)
 		rep.Val = [7]uint64{mem.Total, mem.Reserved, mem.Used, mem.Free}
 	case wire.OpNVMLProcs:
 		var rows []wire.Proc

@@ -326,7 +326,7 @@ func TestFreeLagEndsByItself(t *testing.T) {
 func (g *gpu) usedNow() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	free, total, err := g.model.MemInfo(0)
+	free, total, err := g.model.Open(0, driver.Owner{}).MemInfo(0)
 	if err != nil {
 		return 1
 	}

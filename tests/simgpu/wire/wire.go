@@ -64,6 +64,8 @@ const (
 	OpNVMLProcs    Op = 67
 	OpNVMLUtil     Op = 68
 	OpNVMLProcUtil Op = 69
+	OpLimitsSet    Op = 70
+	OpLimitsGet    Op = 71
 )
 
 // Kind is what an allocation is.
@@ -108,6 +110,8 @@ const (
 	NotSupported Status = 5
 	Busy         Status = 6
 	Elsewhere    Status = 7
+	NotPermitted Status = 8
+	NoCgroup     Status = 9
 )
 
 // KernelDefault asks for the time that simgpud is set to; NotAvailable is a size nobody knows.

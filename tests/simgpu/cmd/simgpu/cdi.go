@@ -83,11 +83,15 @@ func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
 	spec := &cdispec.Spec{Kind: cdiKind}
 	spec.ContainerEdits.Mounts = []*cdispec.Mount{bind(filepath.Join(dir, wire.Ctl), wire.DirDefault+"/"+wire.Ctl, "rw")}
 	for _, lib := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		if !isFile(filepath.Join(libs, lib)) {
+		from := filepath.Join(libs, lib)
+		if newer := filepath.Join(libs, "r615", lib); st.HasLimits() && isFile(newer) {
+			from = newer
+		}
+		if !isFile(from) {
 			return nil, fmt.Errorf("find %s: there is none in %s", lib, libs)
 		}
 		for _, at := range containerLibs {
-			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, bind(filepath.Join(libs, lib), at+"/"+lib, "ro"))
+			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, bind(from, at+"/"+lib, "ro"))
 		}
 	}
 	all := cdispec.Device{Name: "all"}
