@@ -244,6 +244,17 @@ func (c *Container) Exec(ctx context.Context, shim bool, program ...string) (*Pr
 	return p, p.Say("")
 }
 
+// Outside starts a process that is in no container; the test client if no program is named. Whoever
+// starts it ends it.
+func (n *Node) Outside(ctx context.Context, name string, program ...string) (*Process, error) {
+	c := &Container{Spec: Spec{Name: name}, node: n}
+	p, err := c.spawn(ctx, program, false)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.Say("")
+}
+
 // spawn starts a program that waits for a line before it is executed, in the container's cgroups.
 func (c *Container) spawn(ctx context.Context, program []string, shim bool) (*Process, error) {
 	if len(program) == 0 {
