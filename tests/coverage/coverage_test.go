@@ -179,8 +179,6 @@ func (p pass) startWith(t *testing.T, s node.Spec) *run {
 		Sim: append([]string{
 			"--model", "t4", "--memory", "8GiB", "--context-bytes", "64MiB", "--second-context", "100", "--cuda-version", "13.5",
 			"--module-bytes", fmt.Sprint(moduleBytes), "--green-bytes", fmt.Sprint(greenBytes),
-			// What NVML shows twice is TestShared's.
-			"--imports-charged=0",
 		}, p.sim...),
 		// An upper bound until a context was seen.
 		Config: []string{fmt.Sprintf("context = \"%dMi\"", p.context/mib), fmt.Sprintf("module = \"%dMi\"", moduleBytes/mib)},
