@@ -549,7 +549,8 @@ func upgrade(ctx context.Context, t *testing.T, c *cluster) {
 	}
 	must(t, c.restartContainerd(ctx))
 	l.check(ctx, t, c, "an uninstallation")
-	if _, err := c.kubectl(ctx, "", "exec", "holds", "--", "/bin/true"); err != nil {
+	// containerd itself looks a pod's handler up for each exec: what --force costs until it is back.
+	if _, err := c.kubectl(ctx, "", "exec", "holds", "--", "/bin/true"); err != nil && !strings.Contains(err.Error(), "no runtime for") {
 		t.Errorf("after an uninstallation: %v", err)
 	}
 	must(t, c.apply(ctx, filled("early", "1Gi")))
@@ -564,5 +565,8 @@ func upgrade(ctx context.Context, t *testing.T, c *cluster) {
 	engine("install", c.dist)
 	must(t, c.restartContainerd(ctx))
 	l.check(ctx, t, c, "a new installation")
+	if _, err := c.kubectl(ctx, "", "exec", "holds", "--", "/bin/true"); err != nil {
+		t.Errorf("after a new installation: %v", err)
+	}
 	c.fresh(ctx, t, "a new installation")
 }
