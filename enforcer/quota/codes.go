@@ -24,6 +24,7 @@ const (
 	CodeUsage          Code = "E1008" // a command line that cannot be understood
 	CodeHookState      Code = "E1009" // the hook's state on stdin cannot be understood
 	CodeRootless       Code = "E1010" // not root: rootful engines only
+	CodeRunFailed      Code = "E1011" // gpufence run cannot make a namespace for its command
 	CodeInternal       Code = "E1099" // a bug of ours
 
 	CodeBadQuantity    Code = "E1201" // not a quantity at all
@@ -139,6 +140,7 @@ func Codes() []CodeInfo {
 		{CodeUsage, "a command line that cannot be understood"},
 		{CodeHookState, "the hook's state on stdin cannot be understood"},
 		{CodeRootless, "not root: rootful engines only"},
+		{CodeRunFailed, "gpufence run cannot make a namespace for its command"},
 		{CodeInternal, "a bug of ours"},
 		{CodeBadQuantity, "not a quantity at all"},
 		{CodeBadUnit, "a unit that does not exist, or not for bytes"},

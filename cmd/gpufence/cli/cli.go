@@ -111,7 +111,7 @@ func (a *app) root() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&a.socket, "socket", socket, "gpufenced's socket; "+socketEnv+" also names it")
 	root.AddCommand(a.ps(), a.inspect(), a.set(), a.apply(os.Stdin), a.events(), a.why(), a.doctor(), a.reload(), a.quiesce(), a.resume(), a.disable(),
-		a.cdi(), a.supportBundle(), a.canary(), a.canaryInside(), a.lint(os.Stdin), a.install(), a.uninstall(), a.demo(), a.version(), man.Command(root, api.BuildVersion))
+		a.cdi(), a.supportBundle(), a.run(), a.canary(), a.canaryInside(), a.lint(os.Stdin), a.install(), a.uninstall(), a.demo(), a.version(), man.Command(root, api.BuildVersion))
 	return root
 }
 
