@@ -191,6 +191,24 @@ man: ## write manual pages into dist/man and shell completions into dist/complet
 	@$(DIST)/bin/gpufenced man $(DIST)/man
 	@for shell in bash zsh fish; do $(DIST)/bin/gpufence completion $$shell >$(DIST)/completion/gpufence.$$shell; done
 
+# Beside what everything is built with.
+PACKAGE_NEEDS := arm64-cc arm64-libc
+
+.PHONY: package
+package: ## deb, rpm, tar, chart, container image, SBOM, checksums and an offline bundle in dist/packages
+	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS)
+	@nfpm=$$(tests/programs/build nfpm); \
+	  go run ./packaging/release/cmd/release --out $(DIST)/packages --work $(DIST)/obj/package --version $(VERSION) --nfpm "$$nfpm/nfpm"
+
+# Of the test that installs packages.
+PACKAGE_TEST_NEEDS := package:debootstrap package:rpm
+
+.PHONY: test-packages
+test-packages: ## install, upgrade, roll back and purge the packages in a clean Debian; build them twice and compare
+	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS) $(PACKAGE_TEST_NEEDS)
+	@tests/programs/build nfpm >/dev/null
+	$(GOTEST) -count=1 -v -timeout 20m ./tests/packages
+
 .PHONY: clean
 clean: ## remove dist/ and the C parts' objects
 	rm -rf $(DIST)

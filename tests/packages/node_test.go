@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packages
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// node is a clean Debian with processes of its own, which see no others: the packages' scripts look at
+// what runs.
+type node struct {
+	t    *testing.T
+	root string
+	init int // its process 1, as we see it
+}
+
+// startNode unpacks one and starts nothing in it.
+func startNode(t *testing.T) *node {
+	t.Helper()
+	need(t, "debootstrap", "unshare", "nsenter")
+	if os.Geteuid() != 0 {
+		missing(t, "this is not root")
+	}
+	tar := strings.TrimSpace(must(t, "./root.sh"))
+	n := &node{t: t, root: filepath.Join(t.TempDir(), "root")}
+	if err := os.Mkdir(n.root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "tar", "-C", n.root, "--numeric-owner", "-xf", tar)
+	// Process 1 reaps what is left to it, and says when it is there.
+	script := `mount -t proc proc "$1/proc" && mount -t tmpfs tmpfs "$1/dev" && mount -t tmpfs -o mode=755 tmpfs "$1/run" && mknod -m 666 "$1/dev/null" c 1 3 &&
+		exec chroot "$1" /bin/sh -c 'echo ready; while read -r line; do :; done'`
+	cmd := exec.Command("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script, "sh", n.root)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("start of the node: %q, %v", line, err)
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(children), &n.init)
+	}
+	if err != nil {
+		t.Fatalf("find the node's process 1: %v", err)
+	}
+	return n
+}
+
+// enter is a command line in the node.
+func (n *node) enter(argv ...string) []string {
+	return append([]string{
+		"nsenter", "--target", fmt.Sprint(n.init), "--mount", "--pid", "--uts", "--ipc", "chroot", n.root,
+		"env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "HOME=/root", "DEBIAN_FRONTEND=noninteractive",
+	}, argv...)
+}
+
+func (n *node) try(argv ...string) (string, error) {
+	return command(n.t.Context(), "", nil, n.enter(argv...)...)
+}
+
+func (n *node) do(argv ...string) string {
+	n.t.Helper()
+	out, err := n.try(argv...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+// take copies a file into the node.
+func (n *node) take(file string) string {
+	n.t.Helper()
+	to := "/tmp/" + filepath.Base(file)
+	if err := copyFile(file, n.root+to, 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+	return to
+}
+
+func (n *node) write(at, text string) {
+	n.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(n.root+at), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(n.root+at, []byte(text), 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) there(at string) bool {
+	_, err := os.Lstat(n.root + at)
+	return err == nil
+}
+
+// holder is a process that has a library as a container's has it: bound into its own mount namespace
+// below /dev/gpufence, and mapped.
+type holder struct {
+	n     *node
+	cmd   *exec.Cmd
+	pid   int
+	inode uint64
+	sum   string
+}
+
+func (n *node) hold(library string) *holder {
+	n.t.Helper()
+	script := `mkdir -p /dev/gpufence/lib64 && : >/dev/gpufence/lib64/libgpufence.so && mount --bind "$1" /dev/gpufence/lib64/libgpufence.so &&
+		LD_PRELOAD=/dev/gpufence/lib64/libgpufence.so exec sh -c 'echo $$; read -r line'`
+	h := &holder{n: n}
+	argv := n.enter("unshare", "--mount", "sh", "-c", script, "sh", library)
+	h.cmd = exec.Command(argv[0], argv[1:]...)
+	in, err := h.cmd.StdinPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	out, err := h.cmd.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	h.cmd.Stderr = os.Stderr
+	if err := h.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if h.cmd.ProcessState == nil {
+			_ = in.Close()   // it ends by it, or is gone
+			_ = h.cmd.Wait() // how does not matter any more
+		}
+	})
+	if _, err := fmt.Fscan(bufio.NewReader(out), new(int)); err != nil {
+		n.t.Fatalf("start a process that holds %s: %v", library, err)
+	}
+	// nsenter forks to get into the pid namespace.
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", h.cmd.Process.Pid, h.cmd.Process.Pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(children), &h.pid)
+	}
+	if err != nil {
+		n.t.Fatalf("find the process that holds %s: %v", library, err)
+	}
+	h.inode, h.sum = h.look()
+	return h
+}
+
+// look reads the library where the process has it.
+func (h *holder) look() (uint64, string) {
+	h.n.t.Helper()
+	file := fmt.Sprintf("/proc/%d/root/dev/gpufence/lib64/libgpufence.so", h.pid)
+	var st syscall.Stat_t
+	if err := syscall.Stat(file, &st); err != nil {
+		h.n.t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		h.n.t.Fatal(err)
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", h.pid))
+	if err != nil {
+		h.n.t.Fatal(err)
+	}
+	if !strings.Contains(string(maps), fmt.Sprintf(" %d ", st.Ino)) {
+		h.n.t.Errorf("the process does not have the library mapped:\n%s", maps)
+	}
+	return st.Ino, fmt.Sprintf("%x", sha256.Sum256(text))
+}
+
+// untouched says whether the process has what it had.
+func (h *holder) untouched(when string) {
+	h.n.t.Helper()
+	if inode, sum := h.look(); inode != h.inode || sum != h.sum {
+		h.n.t.Errorf("after %s the running process has another library", when)
+	}
+}
+
+func (h *holder) end() {
+	h.n.t.Helper()
+	if err := syscall.Kill(h.pid, syscall.SIGKILL); err != nil {
+		h.n.t.Fatal(err)
+	}
+	_ = h.cmd.Wait() // killed, as it says
+}
+
+// files are all of the node's: what they are and, but for the logs and databases of the package managers,
+// what is in them.
+func (n *node) files() map[string]string {
+	n.t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(n.root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		at := strings.TrimPrefix(path, n.root)
+		switch at {
+		case "/proc", "/dev", "/run", "/tmp", "/var/lib/rpm", "/root":
+			return filepath.SkipDir
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		if !ok {
+			return fmt.Errorf("%s has no owner", path)
+		}
+		say := fmt.Sprintf("%v %d:%d", info.Mode(), st.Uid, st.Gid)
+		database := strings.HasPrefix(at, "/var/lib/dpkg/") || strings.HasPrefix(at, "/var/log/") || strings.HasPrefix(at, "/var/cache/ldconfig/") ||
+			at == "/etc/group-" || at == "/etc/gshadow-" // groupdel's own copies of what was before
+		switch {
+		case database || d.IsDir():
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			say += " -> " + target
+		case info.Mode().IsRegular():
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			say += fmt.Sprintf(" %x", sha256.Sum256(text))
+		}
+		out[at] = say
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+// compare says what of the node is not as it was.
+func compare(t *testing.T, before, after map[string]string, but func(string) bool) {
+	t.Helper()
+	for at, was := range before {
+		if is := after[at]; is != was && !but(at) {
+			t.Errorf("%s is %q, and was %q", at, is, was)
+		}
+	}
+	for at, is := range after {
+		if _, there := before[at]; !there && !but(at) {
+			t.Errorf("%s is left over: %s", at, is)
+		}
+	}
+}
