@@ -21,6 +21,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -71,8 +72,9 @@ func Open(dir string, opts Options) (*Journal, error) {
 		return nil, fmt.Errorf("make journal folder: %w", err)
 	}
 	j := &Journal{dir: dir, opts: opts, news: make(chan struct{})}
-	// Oldest first, so that what stays in memory is the newest.
-	for i := opts.Keep; i >= 0; i-- {
+	// Only as much as stays in memory: a node's history must not make a start longer.
+	var newest []api.Event // the newest first
+	for i := 0; i <= opts.Keep && len(newest) < opts.Memory; i++ {
 		f, err := os.Open(j.path(i))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -80,16 +82,16 @@ func Open(dir string, opts Options) (*Journal, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read journal: %w", err)
 		}
-		err = scan(f, func(ev api.Event) bool {
-			if ev.Seq > j.last {
-				j.last = ev.Seq
-				j.remember(ev)
-			}
-			return true
-		})
+		newest, err = tail(f, newest, opts.Memory)
 		_ = f.Close() // only read
 		if err != nil {
 			return nil, fmt.Errorf("read journal %s: %w", f.Name(), err)
+		}
+	}
+	for _, ev := range slices.Backward(newest) {
+		if ev.Seq > j.last {
+			j.last = ev.Seq
+			j.remember(ev)
 		}
 	}
 	if err := j.openFile(); err != nil {
@@ -128,9 +130,8 @@ func (j *Journal) openFile() error {
 
 func (j *Journal) remember(ev api.Event) {
 	if len(j.recent) == j.opts.Memory {
-		copy(j.recent, j.recent[1:])
-		j.recent[len(j.recent)-1] = ev
-		return
+		j.recent[0] = api.Event{} // to be freed, though append makes a new array only now and then
+		j.recent = j.recent[1:]
 	}
 	j.recent = append(j.recent, ev)
 }
@@ -330,6 +331,55 @@ func scan(r io.Reader, f func(api.Event) bool) error {
 			return err
 		}
 	}
+}
+
+// tailBlock is how much of a file is read at a time from its end.
+const tailBlock = 64 << 10
+
+// tail appends the events of a file from its end on, the newest first, until there are so many in all. It
+// passes over other lines as scan does.
+func tail(f *os.File, to []api.Event, limit int) ([]api.Event, error) {
+	fi, err := f.Stat()
+	if err != nil {
+		return to, err
+	}
+	take := func(line []byte) {
+		if ev, ok := parseLine(line); ok && len(line) <= api.MaxEventBytes && len(to) < limit {
+			to = append(to, ev)
+		}
+	}
+	block := make([]byte, tailBlock)
+	var line []byte // the end of one whose beginning comes with the next block
+	long := false   // it is longer than any event
+	for at := fi.Size(); at > 0 && len(to) < limit; {
+		n := min(at, tailBlock)
+		at -= n
+		got, err := f.ReadAt(block[:n], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return to, err
+		}
+		text := block[:got]
+		for {
+			i := bytes.LastIndexByte(text, '\n')
+			if !long {
+				line = append(bytes.Clone(text[i+1:]), line...)
+			}
+			if long = long || len(line) > api.MaxEventBytes; long {
+				line = nil
+			}
+			if i < 0 {
+				break
+			}
+			if !long {
+				take(line)
+			}
+			line, long, text = nil, false, text[:i]
+		}
+	}
+	if !long {
+		take(line)
+	}
+	return to, nil
 }
 
 // readLine reads up to a newline; of a line longer than any event only the end is dropped.

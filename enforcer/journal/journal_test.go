@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -275,11 +277,95 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
+// A file read from its end has what it has when it is read from its beginning, wherever blocks and lines
+// are cut.
+func TestTail(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 0))
+	for round := range 60 {
+		var text []byte
+		for seq := uint64(1); len(text) < 300_000; seq++ {
+			switch rng.IntN(12) {
+			case 0:
+				text = append(text, "garbage\n"...)
+			case 1:
+				text = append(text, '\n')
+			case 2:
+				text = append(append(text, bytes.Repeat([]byte{'x'}, rng.IntN(3*tailBlock))...), '\n')
+			default:
+				text = fmt.Appendf(text, `{"seq":%d,"type":"test","message":%q}`+"\n", seq, strings.Repeat("m", rng.IntN(2000)))
+			}
+		}
+		if round == 0 { // longer than any event, in the middle
+			text = fmt.Appendf(text, "{%s}\n{\"seq\":1000000,\"type\":\"test\"}\n", strings.Repeat(" ", api.MaxEventBytes+tailBlock))
+		}
+		tailIsScan(t, text[:len(text)-rng.IntN(3)], 1+rng.IntN(400))
+	}
+}
+
+// tailIsScan compares the two ways to read a file.
+func tailIsScan(t *testing.T, text []byte, limit int) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got, err := tail(f, nil, limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []api.Event
+	if err := scan(bytes.NewReader(text), func(ev api.Event) bool { want = append(want, ev); return true }); err != nil {
+		t.Fatal(err)
+	}
+	slices.Reverse(got)
+	want = want[max(0, len(want)-limit):]
+	if len(got) != len(want) {
+		t.Fatalf("%d events, want %d of %d bytes", len(got), len(want), len(text))
+	}
+	for i := range got {
+		if got[i].Seq != want[i].Seq || got[i].Message != want[i].Message {
+			t.Fatalf("event %d is %d, want %d", i, got[i].Seq, want[i].Seq)
+		}
+	}
+}
+
+// What a start reads does not grow with the history: only what stays in memory is decoded.
+func TestOpenReadsTheEnd(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, Options{MaxBytes: 20_000, Keep: 3, Memory: 50})
+	for i := range 400 {
+		add(t, j, fmt.Sprintf("%d %s", i, strings.Repeat("m", 100)))
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// If it were read, this would be an error.
+	if err := os.Remove(filepath.Join(dir, FileName+".2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, FileName+".2"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j = open(t, dir, Options{MaxBytes: 20_000, Keep: 3, Memory: 50})
+	if j.Last() != 400 || len(j.recent) != 50 || j.recent[0].Seq != 351 {
+		t.Errorf("last %d, %d in memory from %d on", j.Last(), len(j.recent), j.recent[0].Seq)
+	}
+	if ev := add(t, j, "next"); ev.Seq != 401 {
+		t.Errorf("the next is %d", ev.Seq)
+	}
+}
+
 func FuzzScan(f *testing.F) {
 	f.Add([]byte("{\"seq\":1}\n"))
 	f.Add([]byte("{\"seq\":1}\n{\"seq\":"))
 	f.Add([]byte("\n\n\x00"))
 	f.Fuzz(func(t *testing.T, b []byte) {
+		tailIsScan(t, b, 1+len(b)%5)
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, FileName), b, 0o600); err != nil {
 			t.Fatal(err)
