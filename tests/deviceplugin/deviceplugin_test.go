@@ -4,6 +4,7 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -88,7 +89,7 @@ func TestPluginRegistersAgain(t *testing.T) {
 		stop := k.serve(t, dir)
 		await(t, "registered", func() bool { n, _ := p.Registered(); return n == round })
 		stop()
-		if err := os.Remove(filepath.Join(dir, "kubelet.sock")); err != nil && !os.IsNotExist(err) {
+		if err := os.Remove(filepath.Join(dir, "kubelet.sock")); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
 	}

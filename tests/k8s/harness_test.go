@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -215,27 +214,4 @@ func memory() string {
 		}
 	}
 	return os.TempDir()
-}
-
-// copyFile copies a program or a library, replacing what is there by rename.
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	out, err := os.CreateTemp(filepath.Dir(to), ".new-")
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		return errors.Join(err, out.Close(), os.Remove(out.Name()))
-	}
-	if err := errors.Join(out.Chmod(0o755), out.Close()); err != nil {
-		return errors.Join(err, os.Remove(out.Name()))
-	}
-	return os.Rename(out.Name(), to)
 }
