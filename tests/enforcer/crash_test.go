@@ -80,7 +80,9 @@ func TestCrash(t *testing.T) {
 	t.Logf("seed %d, %d crashes: repeat with GPUFENCE_SEED=%d", seed, crashes, seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	lag := lags[rng.IntN(len(lags))]
-	b := newBench(t, lag, func(o *node.Options) { o.Sim[slices.Index(o.Sim, "16GiB")] = "64GiB" }, withConfig(`settle = "500ms"`, `ended-keep = "1h"`))
+	// Who has ended is looked at until then, and goes: a start reads what is kept, and no node keeps
+	// thousands.
+	b := newBench(t, lag, func(o *node.Options) { o.Sim[slices.Index(o.Sim, "16GiB")] = "64GiB" }, withConfig(`settle = "500ms"`, `ended-keep = "1m"`))
 	s := &storm{b: b, seed: seed, running: map[string]*node.Container{}, seen: map[string]counters{}}
 
 	ctx := t.Context()
