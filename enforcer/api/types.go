@@ -160,12 +160,14 @@ type ContainerGPU struct {
 	Pod       quota.Limits `json:"pod"`
 	Current   uint64       `json:"current"` // charged: max(ledger device, NVML) summed + managed
 	Peak      uint64       `json:"peak"`
-	NVML      uint64       `json:"nvml"`   // live processes
-	Ledger    uint64       `json:"ledger"` // device counters of live slots
-	Managed   uint64       `json:"managed"`
-	Swap      uint64       `json:"swap"`
-	Excess    uint64       `json:"excess"` // published to the shim
-	Dying     uint64       `json:"dying"`  // exited, still listed
+	NVML      uint64       `json:"nvml"` // live processes
+	// Shared is what of NVML the driver lists under its owner, too; it is charged there.
+	Shared  uint64 `json:"shared,omitempty"`
+	Ledger  uint64 `json:"ledger"` // device counters of live slots
+	Managed uint64 `json:"managed"`
+	Swap    uint64 `json:"swap"`
+	Excess  uint64 `json:"excess"` // published to the shim
+	Dying   uint64 `json:"dying"`  // exited, still listed
 	// ThrottledNS is how long its processes were slowed above memory.high, added up over them.
 	ThrottledNS uint64 `json:"throttled_ns"`
 	Known       bool   `json:"known"` // false: NVML did not answer; numbers are old

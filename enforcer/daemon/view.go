@@ -157,6 +157,7 @@ func (d *Daemon) viewGPU(c *registry.Container, g quota.GPU) api.ContainerGPU {
 		return v
 	}
 	v.Current, v.NVML, v.Ledger, v.Managed, v.Swap = st.ChargedBytes, st.NVMLBytes, st.LedgerBytes, st.ManagedBytes, st.SwapBytes
+	v.Shared = st.SharedBytes
 	v.Excess, v.Dying, v.Known = st.ExcessBytes, st.DyingBytes+st.StuckBytes, st.Known
 	return v
 }

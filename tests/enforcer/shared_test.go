@@ -27,7 +27,7 @@ func TestSharedMemoryIsNotKilledFor(t *testing.T) {
 		b.until("it counts once", func() bool { g := b.view(sharer).GPUs[0]; return g.Current == there && g.Excess == 0 })
 		b.later()
 		b.nobodyKilled(sharer, neighbour)
-		if g := b.view(sharer).GPUs[0]; g.Current != there || g.NVML != listed || g.Excess != 0 || g.Peak > 512*mib || g.Events.OverMax != 0 {
+		if g := b.view(sharer).GPUs[0]; g.Current != there || g.NVML != listed || g.Shared != shared || g.Excess != 0 || g.Peak > 512*mib || g.Events.OverMax != 0 {
 			t.Errorf("%+v", g)
 		}
 		if !owner.Alive() {
