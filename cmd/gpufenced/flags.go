@@ -92,13 +92,15 @@ func tell(log *logrus.Logger, getenv func(string) string, state string) {
 	}
 }
 
-func newLogger(w io.Writer, getenv func(string) string, level, format string) (*logrus.Logger, error) {
+// newLogger makes the log, and the function that writes what is still on its way.
+func newLogger(w io.Writer, getenv func(string) string, level, format string) (log *logrus.Logger, flush func(), err error) {
 	l, err := logrus.ParseLevel(level)
 	if err != nil {
-		return nil, quota.NewError(quota.CodeUsage, "--log-level %.40q is not a level", level).WithHint("write debug, info, warn or error")
+		return nil, nil, quota.NewError(quota.CodeUsage, "--log-level %.40q is not a level", level).WithHint("write debug, info, warn or error")
 	}
-	log := logrus.New()
-	log.SetOutput(w)
+	s := newSpool(spoolLines, lostLine(w))
+	log = logrus.New()
+	log.SetOutput(spooled{s, w})
 	log.SetLevel(l)
 	if format == "auto" {
 		format = "text"
@@ -110,8 +112,9 @@ func newLogger(w io.Writer, getenv func(string) string, level, format string) (*
 	case "journald":
 		j, err := newJournald(journaldSocket, w)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		j.put = s.put
 		log.SetOutput(io.Discard)
 		log.AddHook(j)
 	case "text":
@@ -119,9 +122,9 @@ func newLogger(w io.Writer, getenv func(string) string, level, format string) (*
 	case "json":
 		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: time.RFC3339Nano})
 	default:
-		return nil, quota.NewError(quota.CodeUsage, "--log-format %.40q is unknown", format).WithHint("write auto, text, json or journald")
+		return nil, nil, quota.NewError(quota.CodeUsage, "--log-format %.40q is unknown", format).WithHint("write auto, text, json or journald")
 	}
-	return log, nil
+	return log, func() { s.flush(flushTime) }, nil
 }
 
 // closing closes the daemon, whatever ended it.

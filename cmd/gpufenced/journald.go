@@ -43,6 +43,7 @@ type journald struct {
 	conn  *net.UnixConn
 	other io.Writer
 	plain logrus.Formatter
+	put   func(func()) // does a write, perhaps later
 }
 
 func newJournald(socket string, other io.Writer) (*journald, error) {
@@ -50,7 +51,9 @@ func newJournald(socket string, other io.Writer) (*journald, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the system's journal: %w", err)
 	}
-	return &journald{conn: conn, other: other, plain: &logrus.TextFormatter{DisableColors: true, DisableTimestamp: true}}, nil
+	return &journald{
+		conn: conn, other: other, plain: &logrus.TextFormatter{DisableColors: true, DisableTimestamp: true}, put: func(f func()) { f() },
+	}, nil
 }
 
 // Levels implements [logrus.Hook].
@@ -58,14 +61,17 @@ func (*journald) Levels() []logrus.Level { return logrus.AllLevels }
 
 // Fire implements [logrus.Hook].
 func (j *journald) Fire(e *logrus.Entry) error {
-	if _, err := j.conn.Write(journalEntry(e)); err == nil {
-		return nil
-	}
 	line, err := j.plain.Format(e)
-	if err == nil {
-		_, err = j.other.Write(line)
+	if err != nil {
+		return err
 	}
-	return err
+	entry := journalEntry(e)
+	j.put(func() {
+		if _, err := j.conn.Write(entry); err != nil {
+			_, _ = j.other.Write(line) // there is nobody left to tell
+		}
+	})
+	return nil
 }
 
 // priorities are syslog's.

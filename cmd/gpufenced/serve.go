@@ -17,10 +17,11 @@ import (
 // serve runs gpufenced until the context ends.
 func serve(ctx context.Context, set flags, getenv func(string) string, stderr io.Writer) (err error) {
 	hup := hangups()
-	log, err := newLogger(stderr, getenv, set.logLevel, set.logFormat)
+	log, flush, err := newLogger(stderr, getenv, set.logLevel, set.logFormat)
 	if err != nil {
 		return err
 	}
+	defer flush()
 	loaded, err := config.LoadOrLastGood(set.configPath(getenv), set.stateDir)
 	if err != nil {
 		return err

@@ -182,6 +182,16 @@ func TestNotify(t *testing.T) {
 	if err := Notify(env(sock+".none"), "READY=1"); err == nil {
 		t.Error("told nobody")
 	}
+	// One that hangs, its queue full: it is told nothing, and holds nobody up.
+	began := time.Now()
+	for {
+		if err = Notify(env(sock), "WATCHDOG=1"); err != nil || time.Since(began) > patience {
+			break
+		}
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) > patience {
+		t.Errorf("to one that hangs: %v after %v", err, time.Since(began))
+	}
 }
 
 // TestSystemdChild is the child of TestSystemdListener, with a socket as its descriptor 3.

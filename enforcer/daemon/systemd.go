@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // listenFD is the first descriptor that systemd passes.
@@ -44,6 +45,9 @@ func SystemdListener(getenv func(string) string, pid int) (net.Listener, error) 
 	return ul, nil
 }
 
+// notifyTime is how long systemd may take to take a state.
+const notifyTime = 100 * time.Millisecond
+
 // Notify tells systemd a state such as READY=1; without systemd it does nothing.
 func Notify(getenv func(string) string, state string) error {
 	addr := getenv("NOTIFY_SOCKET")
@@ -57,7 +61,11 @@ func Notify(getenv func(string) string, state string) error {
 	if err != nil {
 		return fmt.Errorf("notify systemd: %w", err)
 	}
-	_, err = conn.Write([]byte(state))
+	// It is told under locks that everything waits for: one that does not read must not hold us up.
+	err = conn.SetWriteDeadline(time.Now().Add(notifyTime))
+	if err == nil {
+		_, err = conn.Write([]byte(state))
+	}
 	if err := errors.Join(err, conn.Close()); err != nil {
 		return fmt.Errorf("notify systemd: %w", err)
 	}
