@@ -36,6 +36,9 @@ type Config struct {
 	CDIKinds    []string // nvidia.com/gpu, gpufence.dev/gpu (generated), gpufence.dev/simgpu: tried in order
 
 	NVMLLibrary string // "" means the loader's libnvidia-ml.so.1
+	// DmemDir is where the files of the kernel's dmem controller are, for a simulated GPU; "" means in
+	// the cgroups' own folders.
+	DmemDir string
 
 	Sample         time.Duration // 100 ms: period on a GPU with a granted container
 	SampleIdle     time.Duration // 1 s: elsewhere

@@ -122,6 +122,7 @@ func Reloaded(running, fresh Config) (Config, []string) {
 		{"run-dir", &fresh.RunDir, &running.RunDir},
 		{"state-dir", &fresh.StateDir, &running.StateDir},
 		{"nvml-library", &fresh.NVMLLibrary, &running.NVMLLibrary},
+		{"dmem-dir", &fresh.DmemDir, &running.DmemDir},
 		{"metrics-address", &fresh.MetricsAddress, &running.MetricsAddress},
 	} {
 		if *k.from != *k.was {

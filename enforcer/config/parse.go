@@ -99,6 +99,7 @@ var settings = []setting{
 		})
 	}},
 	{"nvml-library", func(c *Config, _ string, v any) error { return setPath(&c.NVMLLibrary, v, true) }},
+	{"dmem-dir", func(c *Config, _ string, v any) error { return setPath(&c.DmemDir, v, true) }},
 
 	{"sample", func(c *Config, _ string, v any) error { return setTime(&c.Sample, v, 10*time.Millisecond, time.Minute) }},
 	{"sample-idle", func(c *Config, _ string, v any) error {

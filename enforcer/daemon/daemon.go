@@ -135,6 +135,7 @@ type Daemon struct {
 
 	seen      seen // what fences look at, under its own lock
 	instances instances
+	limiter   limiter
 	node      node
 	group     sync.WaitGroup
 }
@@ -266,7 +267,9 @@ func New(opts Options) (*Daemon, error) {
 	}
 	d.watch = fence.Watch{Samples: (*samples)(d)}
 	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
-	d.fences = []fence.Fence{d.watch, d.shim, fence.MIG{Instances: &d.instances}}
+	d.limiter.kick = make(chan struct{}, 1)
+	d.limiter.fence = fence.NewDriver(&d.limiter.sees, &d.limiter.sees, d.host.Unified(), cfg.DmemDir)
+	d.fences = []fence.Fence{d.watch, d.shim, d.limiter.fence, fence.MIG{Instances: &d.instances}}
 	d.capabilities = cmp.Or(opts.Capabilities, gpu.CapabilitiesDir)
 	d.shimLib, d.shim32 = shimLibrary(cfg.ShimLibrary), cfg.ShimLibrary32
 
@@ -401,6 +404,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.group.Go(func() { d.runDrift(ctx) })
 	}
 	d.group.Go(func() { d.runFreezer(ctx) })
+	d.group.Go(func() { d.runDriver(ctx) })
 	<-ctx.Done()
 	done := make(chan struct{})
 	go func() {

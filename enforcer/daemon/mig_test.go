@@ -252,9 +252,9 @@ func TestRequireHard(t *testing.T) {
 			return err
 		}
 		for _, tt := range []struct{ id, gpu, max, say string }{
-			{"gpu", "0", "16Gi", "fences reach reactive for it (mig: not a MIG instance)"},
-			{"part", mig1, "4Gi", "(mig: memory.max 4Gi is below the instance's 16Gi)"},
-			{"both", mig0 + " 0", "16Gi", "(on " + uuid0 + " mig: not a MIG instance)"},
+			{"gpu", "0", "16Gi", "fences reach reactive for it (driver: driver 570.00 has no memory limits (they need R615); mig: not a MIG instance"},
+			{"part", mig1, "4Gi", "; mig: memory.max 4Gi is below the instance's 16Gi)"},
+			{"both", mig0 + " 0", "16Gi", "; mig: not a MIG instance"},
 		} {
 			err := start(tt.id, tt.gpu, "memory.max="+tt.max, "memory.min=1Gi")
 			wantCode(t, err, quota.CodeLevelNotReached)

@@ -41,10 +41,17 @@ func (d *Daemon) recover() error {
 		switch {
 		case c.State == registry.Ended:
 			c.Pages = false
+			if c.Pod().BootID != d.bootID {
+				c.Promised = nil // the kernel's accounts went with the boot
+			}
+			d.takePromisesBack(c) // else gpufenced ended between the two
 		case c.Pod().BootID != d.bootID, c.State == registry.Running && d.endedMeanwhile(c):
 			// To be removed with it; what is gone already is gone.
 			if err := d.adoptPages(c); err != nil {
 				d.log.WithField("container", c.Key.ID).WithError(err).Debug("an ended container's pages are not whole")
+			}
+			if c.Pod().BootID != d.bootID {
+				c.Promised = nil
 			}
 			d.end(c)
 		default:

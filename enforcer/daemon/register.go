@@ -62,6 +62,9 @@ func (d *Daemon) register(ctx context.Context, req api.RegisterRequest) (api.Reg
 		return none, err
 	}
 
+	if err := d.promise(req.Key, subject); err != nil {
+		return none, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, waitForProof)
 	defer cancel()
 	for {
@@ -146,7 +149,9 @@ func (d *Daemon) beginRegister(req api.RegisterRequest, cgroup act.Cgroup, proc 
 	if err := d.cgroupFree(c, cgroup); err != nil {
 		return fence.Subject{}, nil, err
 	}
-	return d.subject(c), nil, nil
+	s := d.subject(c)
+	d.locate(&s, c, cgroup)
+	return s, nil, nil
 }
 
 // cgroupFree refuses a cgroup that is, holds, or lies within another container's.
@@ -170,7 +175,11 @@ func (d *Daemon) cgroupFree(c *registry.Container, cgroup act.Cgroup) error {
 func (d *Daemon) subject(c *registry.Container) fence.Subject {
 	grant := c.Grant
 	grant.Pod = c.Pod().Limits // what holds now, not what it started with
-	return fence.Subject{ID: c.ID(), Grant: grant, ShimAbsent: c.ShimAbsent}
+	s := fence.Subject{ID: c.ID(), Grant: grant, ShimAbsent: c.ShimAbsent, Observed: d.modeOf(c) != quota.ModeEnforce}
+	if c.Cgroup != nil {
+		d.locate(&s, c, *c.Cgroup)
+	}
+	return s
 }
 
 // finishRegister decides with the fences up, and makes the container count as running.
@@ -349,6 +358,7 @@ func (d *Daemon) end(c *registry.Container) {
 			d.once("fence "+f.Name(), err)
 		}
 	}
+	d.takePromisesBack(c)
 	c.State, c.Held, c.EndedAt = registry.Ended, false, d.now()
 	d.facts.version++
 	d.dropPages(c)

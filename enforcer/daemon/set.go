@@ -77,6 +77,7 @@ func (d *Daemon) patiently(ctx context.Context, try func() error) error {
 
 // follow says what became of changes; with wait it does so when all of them have ended.
 func (d *Daemon) follow(ctx context.Context, started []startedResize, wait bool) []followed {
+	d.visitDriver(ctx) // what has grown is shown to programs once the driver allows it
 	for {
 		d.mu.Lock()
 		var out []followed
@@ -856,6 +857,7 @@ func (d *Daemon) isPlanned(s startedResize) bool {
 
 // setLimits changes the grant of a level.
 func (d *Daemon) setLimits(p *registry.Pod, uuid string, level policy.Level, l quota.Limits) {
+	d.tellDriver()
 	if level.Pod != "" {
 		if p.Limits == nil {
 			p.Limits = map[string]quota.Limits{}

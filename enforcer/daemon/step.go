@@ -72,6 +72,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	}
 	d.saidUnknown(g, &out)
 	d.seen.set(uuid, info, out.Containers)
+	d.limiter.sees.list(uuid, &out)
 
 	d.count(g, &out)
 	learning := d.learnContexts(g, &out)
@@ -353,7 +354,7 @@ func (d *Daemon) publishedMax(uuid string, level policy.Level, granted uint64) u
 	if r := d.pendingResize(uuid, level); r != nil {
 		return r.Actuated
 	}
-	return granted
+	return d.boundByDriver(uuid, level, granted)
 }
 
 // writeFiles brings memory.* of a pod's containers up to date. What they show is saved before, so

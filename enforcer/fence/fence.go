@@ -50,6 +50,15 @@ type Subject struct {
 	// ShimAbsent, when not empty, says why the shim is not expected: not delivered, or the
 	// entry point cannot load it.
 	ShimAbsent string
+	// Cgroup is the folder of its cgroup in the v2 hierarchy, "" if it has none there; PodCgroup that
+	// of its pod, where that is known.
+	Cgroup, PodCgroup string
+	// Observed says that nothing is enforced: policy only looks.
+	Observed bool
+	// Alone says that the container is its pod: no other is held to the pod's limit with it.
+	Alone bool
+	// Shadowed are GPUs on which another container of the pod has a limit of its own below the pod's.
+	Shadowed map[string]bool
 }
 
 // Fence is one mechanism.

@@ -92,12 +92,13 @@ func (l *library) Devices() ([]Device, error) {
 	}
 	mps := l.has("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses")
 	memoryV2 := l.has("nvmlDeviceGetMemoryInfo_v2")
+	limits := l.has("nvmlDeviceSetMemoryLimits_v1") && l.has("nvmlDeviceGetMemoryLimits_v1")
 	var out []Device
 	var errs []error
 	for i := range n {
 		handle, r := l.nvml.DeviceGetHandleByIndex(i)
 		err := check("nvmlDeviceGetHandleByIndex", r)
-		d := &device{nvml: handle, mps: mps, memoryV2: memoryV2, instance: -1}
+		d := &device{nvml: handle, mps: mps, memoryV2: memoryV2, hasLimits: limits, instance: -1}
 		if err == nil {
 			err = d.describe(i)
 		}
@@ -134,7 +135,7 @@ func (d *device) instances(c *calls) ([]Device, error) {
 			continue
 		}
 		err := check("nvmlDeviceGetMigDeviceHandleByIndex", r)
-		m := &device{nvml: handle, mps: d.mps, memoryV2: d.memoryV2}
+		m := &device{nvml: handle, mps: d.mps, memoryV2: d.memoryV2, hasLimits: d.hasLimits}
 		if err == nil {
 			err = m.describeInstance(d.info, index, n)
 		}
@@ -151,12 +152,13 @@ func (d *device) instances(c *calls) ([]Device, error) {
 }
 
 type device struct {
-	nvml     nvml.Device
-	mps      bool
-	memoryV2 bool
-	info     Info
-	instance int    // id of the GPU instance whose processes are meant; -1: all of them
-	asked    *asked // nil: by the binding only
+	nvml      nvml.Device
+	mps       bool
+	memoryV2  bool
+	hasLimits bool // the library can limit the memory of cgroups
+	info      Info
+	instance  int    // id of the GPU instance whose processes are meant; -1: all of them
+	asked     *asked // nil: by the binding only
 }
 
 func (d *device) Info() Info { return d.info }

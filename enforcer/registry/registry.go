@@ -127,9 +127,18 @@ type Container struct {
 	// Shim is how the shim fence stood when it ended.
 	Fences []api.Fence `json:"fences,omitempty"`
 	Kill   *Kill       `json:"kill,omitempty"`
+	// Promised is what its cgroup may have been promised by the GPUs' driver, to be taken back.
+	Promised []Promise `json:"promised,omitempty"`
 
 	pod *Pod
 	id  policy.ContainerID // made when it was added: it is asked for all the time
+}
+
+// Promise is a soft limit of the driver's, which outlives its cgroup in the accounts of the ancestors.
+type Promise struct {
+	GPU       string `json:"gpu"`
+	Dir       string `json:"dir"` // of the cgroup
+	SoftBytes uint64 `json:"soft_bytes"`
 }
 
 // Pod is the container's.
