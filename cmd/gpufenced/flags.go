@@ -18,13 +18,14 @@ import (
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/daemon"
+	"github.com/gpufence/gpufence/enforcer/gpu"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
 // flags override the configuration file; empty ones leave it as it is.
 type flags struct {
 	config, socket, runDir, stateDir, nvml, shim string
-	logLevel, logFormat                          string
+	logLevel, logFormat, capabilities            string
 }
 
 func (f *flags) add(to *pflag.FlagSet) {
@@ -34,6 +35,7 @@ func (f *flags) add(to *pflag.FlagSet) {
 	to.StringVar(&f.stateDir, "state-dir", "", "folder for the journal and what outlives the boot")
 	to.StringVar(&f.nvml, "nvml-library", "", "NVML library instead of libnvidia-ml.so.1")
 	to.StringVar(&f.shim, "shim-library", "", "libgpufence.so on the host")
+	to.StringVar(&f.capabilities, "mig-capabilities", gpu.CapabilitiesDir, "folder where the driver says which node of /dev/nvidia-caps opens which MIG instance")
 	to.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	to.StringVar(&f.logFormat, "log-format", "auto", "text, json, journald, or auto: journald where systemd reads what we write, else text")
 }

@@ -42,6 +42,7 @@ func serve(ctx context.Context, set flags, getenv func(string) string, stderr io
 	say := func(state string) { tell(log, getenv, state) }
 	d, err := daemon.New(daemon.Options{
 		Config: loaded.Config, Library: openLibrary(loaded.Config.NVMLLibrary), Host: host, Log: log, Loaded: loaded, Load: set.load(getenv), Notify: say, Root: "/", Kubelet: kubelet.Devices,
+		Capabilities: set.capabilities,
 	})
 	if err != nil {
 		return err

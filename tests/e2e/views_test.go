@@ -168,13 +168,21 @@ func (p *pods) begin(args ...string) *inside {
 // run starts a container with a GPU, and in it the program.
 func (p *pods) run(id, gpu, limit string) *inside {
 	p.t.Helper()
+	return p.runWith(id, limit, func(spec *specs.Spec) {
+		spec.Process.Env = append(spec.Process.Env, "NVIDIA_VISIBLE_DEVICES="+gpu, "CUDA_VISIBLE_DEVICES="+gpu)
+	})
+}
+
+// runWith starts a container that an engine has given its GPUs already.
+func (p *pods) runWith(id, limit string, give func(*specs.Spec)) *inside {
+	p.t.Helper()
 	dir := p.Path("bundles", id)
 	caps := []string{"CAP_KILL"}
 	spec := specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{
 			Args: []string{"/views"}, Cwd: "/", NoNewPrivileges: true,
-			Env:          []string{"PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=" + gpu, "CUDA_VISIBLE_DEVICES=" + gpu},
+			Env:          []string{"PATH=/usr/bin:/bin"},
 			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 		},
 		Root:        &specs.Root{Path: "rootfs"},
@@ -192,6 +200,7 @@ func (p *pods) run(id, gpu, limit string) *inside {
 	if p.hostPID {
 		spec.Linux.Namespaces = spec.Linux.Namespaces[1:]
 	}
+	give(&spec)
 	text, err := json.Marshal(spec)
 	if err == nil {
 		err = os.Mkdir(dir, 0o755)

@@ -39,6 +39,7 @@ type Options struct {
 	Sim    []string // flags of simgpud
 	Config []string // lines of gpufenced's configuration, beside the places
 	Env    []string // of gpufenced
+	Args   []string // more flags of gpufenced
 	// Hierarchies in which each container gets a cgroup: unified, freezer. Both by default, as
 	// under runc.
 	Hierarchies []string
@@ -140,7 +141,7 @@ func (n *Node) SimEnv() []string {
 // StartDaemon starts gpufenced and waits until it accepts connections.
 func (n *Node) StartDaemon(ctx context.Context) error {
 	env := append([]string{"SIMGPU_DIR=" + n.Path("sim")}, n.opts.Env...)
-	d, err := start(ctx, n.Path("gpufenced.log"), env, n.Dist("bin/gpufenced"), "--config", n.ConfigPath())
+	d, err := start(ctx, n.Path("gpufenced.log"), env, n.Dist("bin/gpufenced"), append([]string{"--config", n.ConfigPath()}, n.opts.Args...)...)
 	if err != nil {
 		return err
 	}

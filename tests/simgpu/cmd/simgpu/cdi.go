@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -29,17 +30,19 @@ func cdiCommand(dir *string) *cobra.Command {
 		Use: "cdi --lib-dir DIR", Short: "Write a CDI specification for the simulated GPUs", Args: cobra.NoArgs,
 		Long: "Write a CDI specification, kind " + cdiKind + ", whose devices are \"0\", \"1\", ..., \"0:0\" for MIG instances, the UUIDs, and \"all\".\n" +
 			"A device's edits mount its socket under " + wire.DirDefault + "; every device mounts the control socket\n" +
-			"and the two libraries.",
+			"and the two libraries. With --nodes a device has NVIDIA's device nodes, those of /dev/nvidia-caps for a MIG\n" +
+			"instance, which open nothing; the sockets are then in " + nodesDir + ", to which the environment points.",
 	}
 	libs := cmd.Flags().String("lib-dir", "", "folder of the simulated libcuda.so.1 and libnvidia-ml.so.1")
 	out := cmd.Flags().String("out", "-", "file to write, such as /etc/cdi/simgpu.json")
+	nodes := cmd.Flags().Bool("nodes", false, "with the device nodes that NVIDIA's specifications have")
 	cobra.CheckErr(cmd.MarkFlagRequired("lib-dir"))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		st, err := server.NewClient(*dir).State(cmd.Context())
 		if err != nil {
 			return err
 		}
-		spec, err := cdiSpec(st, *dir, *libs)
+		spec, err := cdiSpec(st, *dir, *libs, *nodes)
 		if err != nil {
 			return err
 		}
@@ -71,7 +74,14 @@ func writeCDI(path string, spec *cdispec.Spec) (err error) {
 	return nil
 }
 
-func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
+// nodesDir is where containers find the sockets when their GPUs are known by device nodes.
+const nodesDir = "/run/simgpu"
+
+func cdiSpec(st server.State, dir, libs string, nodes bool) (*cdispec.Spec, error) {
+	inside := wire.DirDefault
+	if nodes {
+		inside = nodesDir
+	}
 	dir, errDir := filepath.Abs(dir)
 	libs, errLibs := filepath.Abs(libs)
 	if err := errors.Join(errDir, errLibs); err != nil {
@@ -81,7 +91,10 @@ func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
 		return &cdispec.Mount{HostPath: host, ContainerPath: container, Type: "bind", Options: append([]string{"bind", "nosuid", "nodev"}, options...)}
 	}
 	spec := &cdispec.Spec{Kind: cdiKind}
-	spec.ContainerEdits.Mounts = []*cdispec.Mount{bind(filepath.Join(dir, wire.Ctl), wire.DirDefault+"/"+wire.Ctl, "rw")}
+	spec.ContainerEdits.Mounts = []*cdispec.Mount{bind(filepath.Join(dir, wire.Ctl), inside+"/"+wire.Ctl, "rw")}
+	if nodes {
+		spec.ContainerEdits.Env = []string{wire.DirEnv + "=" + inside}
+	}
 	for _, lib := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
 		from := filepath.Join(libs, lib)
 		if newer := filepath.Join(libs, "r615", lib); st.HasLimits() && isFile(newer) {
@@ -99,8 +112,11 @@ func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
 		if g.Instances > 0 {
 			continue // only its instances can be used
 		}
-		mount := bind(filepath.Join(dir, g.Socket), wire.DirDefault+"/"+g.Socket, "rw")
+		mount := bind(filepath.Join(dir, g.Socket), inside+"/"+g.Socket, "rw")
 		edits := cdispec.ContainerEdits{Mounts: []*cdispec.Mount{mount}}
+		if nodes {
+			edits.DeviceNodes = nvidiaNodes(g)
+		}
 		name := g.MIG
 		if name == "" {
 			name = strconv.Itoa(g.Minor)
@@ -109,6 +125,11 @@ func cdiSpec(st server.State, dir, libs string) (*cdispec.Spec, error) {
 			spec.Devices = append(spec.Devices, cdispec.Device{Name: name, ContainerEdits: edits})
 		}
 		all.ContainerEdits.Mounts = append(all.ContainerEdits.Mounts, mount)
+		for _, n := range edits.DeviceNodes {
+			if !slices.ContainsFunc(all.ContainerEdits.DeviceNodes, func(o *cdispec.DeviceNode) bool { return o.Path == n.Path }) {
+				all.ContainerEdits.DeviceNodes = append(all.ContainerEdits.DeviceNodes, n)
+			}
+		}
 	}
 	if len(st.GPUs) == 0 {
 		return nil, errors.New("write CDI specification: there is no GPU")

@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		dir = "/run/simgpu"
 	}
 	root.PersistentFlags().StringVar(&dir, "dir", dir, "folder of simgpud's sockets, also from $"+wire.DirEnv)
-	root.AddCommand(stateCommand(&dir), historyCommand(&dir), setCommand(&dir), knobsCommand(), cdiCommand(&dir), upCommand(&dir), downCommand(&dir))
+	root.AddCommand(stateCommand(&dir), historyCommand(&dir), setCommand(&dir), knobsCommand(), cdiCommand(&dir), capabilitiesCommand(&dir), upCommand(&dir), downCommand(&dir))
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -5,9 +5,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -87,6 +91,54 @@ func TestScripts(t *testing.T) {
 	})
 }
 
+// The numbers of a MIG instance's nodes are the same in the driver's folder and in the specification.
+func TestCapabilities(t *testing.T) {
+	t.Parallel()
+	dir, s := simtest.Start(t, "--gpus", "2", "--mig", "0,2")
+	out := filepath.Join(t.TempDir(), "capabilities")
+	if code := run(t.Context(), []string{"--dir", dir, "capabilities", "--out", out}, io.Discard, io.Discard); code != 0 {
+		t.Fatalf("exit %d", code)
+	}
+	var files []string
+	if err := filepath.WalkDir(out, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		name, _ := filepath.Rel(out, path)
+		first, _, _ := strings.Cut(string(text), "\n")
+		files = append(files, name+" "+first)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(files)
+	want := []string{
+		"gpu1/mig/gi1/access DeviceFileMinor: 147", "gpu1/mig/gi1/ci0/access DeviceFileMinor: 148",
+		"gpu1/mig/gi2/access DeviceFileMinor: 156", "gpu1/mig/gi2/ci0/access DeviceFileMinor: 157",
+		"mig/config DeviceFileMinor: 1", "mig/monitor DeviceFileMinor: 2",
+	}
+	if !slices.Equal(files, want) {
+		t.Errorf("got %q", files)
+	}
+	var nodes []string
+	for _, g := range s.State().GPUs {
+		if g.Instances > 0 {
+			continue
+		}
+		for _, n := range nvidiaNodes(g) {
+			nodes = append(nodes, fmt.Sprint(n.Path, " ", n.Major, ":", n.Minor))
+		}
+	}
+	if want := []string{
+		"/dev/nvidia0 195:0",
+		"/dev/nvidia1 195:1", "/dev/nvidia-caps/nvidia-cap147 237:147", "/dev/nvidia-caps/nvidia-cap148 237:148",
+		"/dev/nvidia1 195:1", "/dev/nvidia-caps/nvidia-cap156 237:156", "/dev/nvidia-caps/nvidia-cap157 237:157",
+	}; !slices.Equal(nodes, want) {
+		t.Errorf("got %q", nodes)
+	}
+}
+
 // The specification does, with the library that engines use, what a container needs.
 func TestCDI(t *testing.T) {
 	t.Parallel()
@@ -97,7 +149,7 @@ func TestCDI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	spec, err := cdiSpec(s.State(), dir, libs)
+	spec, err := cdiSpec(s.State(), dir, libs, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +194,7 @@ func TestCDI(t *testing.T) {
 			}
 		}
 	}
-	if _, err := cdiSpec(s.State(), dir, t.TempDir()); err == nil {
+	if _, err := cdiSpec(s.State(), dir, t.TempDir(), false); err == nil {
 		t.Error("a specification without libraries was written")
 	}
 }
