@@ -135,6 +135,21 @@ test-k8s: ## a real Kubernetes with simulated GPUs on this machine; its programs
 	@start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/k8s || word=" failed after"; \
 	  echo "suite test-k8s cluster:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
 
+# dockerd is Debian's; nothing is started by installing it, or must not be.
+ENGINES_NEEDS := package:podman package:docker.io package:conmon
+
+.PHONY: test-engines
+test-engines: ## containerd 1.7 and 2, Docker, Podman and no engine at all, with the same steps; and the commands in docs/
+	@$(DEPS) $(RUN_NEEDS)
+	@$(DEPS) --try $(ENGINES_NEEDS) || [ $$? = 3 ]
+	@start=$$SECONDS; tests/programs/build containerd1 containerd crictl >/dev/null; echo "suite test-engines programs: $$((SECONDS - start)) s"
+	@$(MAKE) build
+	@failed=; \
+	  start=$$SECONDS; word=; GPUFENCE_ENGINES=1 $(GOTEST) -count=1 -run TestLoaders ./cmd/gpufence/cli || { failed=1; word=" failed after"; }; \
+	  echo "suite test-engines loaders:$$word $$((SECONDS - start)) s"; \
+	  start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/engines || { failed=1; word=" failed after"; }; \
+	  echo "suite test-engines engines:$$word $$((SECONDS - start)) s"; [ -z "$$failed" ]
+
 .PHONY: lint
 lint: ## Go, C and shell lints, house rules, formatting
 	@$(DEPS) $(BUILD_NEEDS) shellcheck

@@ -36,7 +36,7 @@ func (w Wrapper) Edit(ctx context.Context, key api.ContainerKey, bundle string, 
 		notices = append(notices, w.Settings.Notice)
 	}
 	changed, more, err := w.fence(ctx, key, c, doc, bundle)
-	notices = append(notices, more...)
+	notices = once(append(notices, more...))
 	switch {
 	case err == nil && !changed:
 		return text, notices, nil

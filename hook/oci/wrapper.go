@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -197,7 +198,7 @@ func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, l
 	}
 	key := api.ContainerKey{Engine: engine, Scope: scopeOf(cmd), ID: cmd.ID}
 	edited, notices, err := w.fence(ctx, key, c, doc, cmd.BundleDir(cwd))
-	for _, n := range notices {
+	for _, n := range once(notices) {
 		log.notice(Sentence(fmt.Errorf("%s", n)))
 	}
 	if err == nil && edited {
@@ -207,6 +208,17 @@ func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, l
 		return modeError{err, w.Settings.Policy.For(c.pod.Namespace).Mode}
 	}
 	return nil
+}
+
+// once leaves out what was said already: gpufenced finds what the plan found, too.
+func once(notices []string) []string {
+	var out []string
+	for _, n := range notices {
+		if !slices.ContainsFunc(out, func(o string) bool { return Sentence(errors.New(o)) == Sentence(errors.New(n)) }) {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // fence asks, prepares, plans, and edits the document, unless the container does not concern us; nothing

@@ -31,6 +31,9 @@ import (
 	"github.com/gpufence/gpufence/hook/oci"
 )
 
+// preloadFile is the dynamic loader's; the command's has the shim in it.
+const preloadFile = "/etc/ld.so.preload"
+
 // runScope is within what ids of `gpufence run` are unique.
 const runScope = "gpufence-run"
 
@@ -286,7 +289,7 @@ func lookUser(text string) (specs.User, string, error) {
 // that were not granted are denied by their numbers, too.
 func onlyOfThisMachine(s *specs.Spec, host hostView) {
 	s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool {
-		return m.Destination != "/etc/ld.so.preload" && m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") &&
+		return m.Destination != preloadFile && m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") &&
 			!strings.Contains(m.Source, "/gpufence-stub/")
 	})
 	if h := s.Hooks; h != nil {
@@ -384,6 +387,15 @@ func (a *app) execIn(low, id string, spec specs.Spec) error {
 	}
 	if dir == "" {
 		return runFailed("none of the folders %s is here to hold the command's configuration", strings.Join(bundleRoots, ", "))
+	}
+	// A mount needs a file to lie on.
+	switch f, err := os.OpenFile(preloadFile, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644); {
+	case err == nil:
+		if err := f.Close(); err != nil {
+			return runFailed("make %s: %w", preloadFile, err)
+		}
+	case !errors.Is(err, fs.ErrExist):
+		return runFailed("make %s, on which the command's own one is mounted: %w", preloadFile, err)
 	}
 	root := filepath.Join(dir, "rootfs")
 	spec.Root.Path = root

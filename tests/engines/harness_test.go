@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/tests/node"
+	"github.com/gpufence/gpufence/tests/ociimage"
+)
+
+const (
+	mib = uint64(1) << 20
+	// contextBytes is what a context takes on the simulated T4.
+	contextBytes = 104 * mib
+	// patience bounds what is waited for; only what hangs takes so long.
+	patience = 90 * time.Second
+
+	clientImage = "localhost/gpufence-clients:engines"
+	pauseImage  = "localhost/gpufence-pause:engines"
+	handler     = "gpufence"
+)
+
+// skip says why something cannot run here; where it must, that is a failure.
+func skip(t *testing.T, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("GPUFENCE_MUST") == "1" {
+		t.Fatalf("GPUFENCE_MUST=1, but "+format, args...)
+	}
+	t.Skipf("SKIPPED: "+format, args...)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// site is a node with folders for engines.
+type site struct {
+	*node.Node
+	dist   string
+	disk   string            // for images and layers; the node's own folder is in memory
+	bins   map[string]string // of tests/programs, by set/program
+	images []string          // tars
+	uuid   string
+}
+
+// newSite starts a simulated GPU and a gpufenced, and makes the images.
+func newSite(ctx context.Context, t *testing.T, sets ...string) *site {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		skip(t, "container engines need root")
+	}
+	dist := os.Getenv("GPUFENCE_DIST")
+	if dist == "" {
+		dist, _ = filepath.Abs("../../dist")
+	}
+	if _, err := os.Stat(filepath.Join(dist, "clients/client")); err != nil {
+		skip(t, "%s is not built: run make build", dist)
+	}
+	s := &site{dist: dist, bins: map[string]string{}}
+	if len(sets) > 0 {
+		cmd := exec.CommandContext(ctx, "../programs/build", sets...)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("build the programs of the engines: %v", err)
+		}
+		for i, dir := range strings.Fields(string(out)) {
+			entries, err := os.ReadDir(dir)
+			must(t, err)
+			for _, e := range entries {
+				s.bins[sets[i]+"/"+e.Name()] = filepath.Join(dir, e.Name())
+			}
+		}
+	}
+	var err error
+	s.disk, err = os.MkdirTemp("", "gpufence-engines-")
+	must(t, err)
+	t.Cleanup(func() {
+		left, err := unmountBelow(s.disk)
+		if len(left) > 0 || err != nil {
+			t.Errorf("left mounted: %q %v", left, err)
+		}
+		if err := os.RemoveAll(s.disk); err != nil {
+			t.Error(err)
+		}
+	})
+	// A start without gpufenced fails sooner than by default.
+	s.Node, err = node.New(ctx, node.Options{Dist: dist, Sim: []string{"--gpus", "1", "--nvml-lag", "50ms"}, Config: []string{`wait-socket = "2s"`}})
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of gpufenced's log:\n%s", s.DaemonLog())
+		}
+		if err := s.Close(context.Background()); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	must(t, os.MkdirAll(s.Path("cdi"), 0o755))
+	_, err = s.run(ctx, filepath.Join(dist, "bin/simgpu"), "--dir", s.Path("sim"), "cdi", "--lib-dir", filepath.Join(dist, "simgpu"), "--out", s.Path("cdi/simgpu.json"))
+	must(t, err)
+	gpus, err := s.Client.GPUs(ctx)
+	must(t, err)
+	s.uuid = gpus[0].UUID
+	if len(sets) == 0 {
+		return s
+	}
+	pause, err := ociimage.Pause(ctx, pauseImage, s.disk)
+	must(t, err)
+	clients, err := ociimage.Clients(ctx, clientImage, dist)
+	must(t, err)
+	for name, image := range map[string]ociimage.Image{"pause.tar": pause, "clients.tar": clients} {
+		must(t, ociimage.Write(filepath.Join(s.disk, name), image))
+		s.images = append(s.images, filepath.Join(s.disk, name))
+	}
+	return s
+}
+
+// gpufence runs a command of the build.
+func (s *site) gpufence(ctx context.Context, args ...string) (string, error) {
+	return s.run(ctx, filepath.Join(s.dist, "bin/gpufence"), append([]string{"--socket", s.Socket}, args...)...)
+}
+
+// run runs a command to its end and gives its stdout; what it says on stderr is in the error.
+func (s *site) run(ctx context.Context, program string, args ...string) (string, error) {
+	return runEnv(ctx, nil, program, args...)
+}
+
+func runEnv(ctx context.Context, env []string, program string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay = time.Second
+	cmd.Env = append(os.Environ(), env...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// process is a program that runs beside the test.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{}
+}
+
+// launcher is one thread that starts every process: a parent's death signal follows the thread that
+// forked, and Go's other threads come and go.
+var launcher = sync.OnceValue(func() chan func() {
+	work := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range work {
+			f()
+		}
+	}()
+	return work
+})
+
+// start starts a program that dies with the test and writes into log.
+func start(name, log string, env []string, program string, args ...string) (*process, error) {
+	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	defer f.Close()
+	cmd := exec.CommandContext(context.Background(), program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = f, f
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	result := make(chan error)
+	launcher() <- func() { result <- cmd.Start() }
+	if err := <-result; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	p := &process{name: name, cmd: cmd, log: log, done: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // how it ended is in ProcessState
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// ready waits until probe says so, as long as the process lives.
+func (p *process) ready(ctx context.Context, probe func() error) error {
+	var last error
+	err := until(ctx, p.name+" is ready", func() (bool, error) {
+		select {
+		case <-p.done:
+			return false, fmt.Errorf("%s ended at its start (%s):\n%s", p.name, p.cmd.ProcessState, tail(p.log, 15))
+		default:
+		}
+		last = probe()
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w (%w):\n%s", err, last, tail(p.log, 15))
+	}
+	return nil
+}
+
+// stop ends it in order, or after a while anyhow.
+func (p *process) stop() error {
+	if p == nil {
+		return nil
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop %s: %w", p.name, err)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(30 * time.Second):
+	}
+	err := p.cmd.Process.Kill()
+	<-p.done
+	return errors.Join(fmt.Errorf("%s did not stop and was killed:\n%s", p.name, tail(p.log, 15)), err)
+}
+
+// until waits for something that must come.
+func until(ctx context.Context, what string, f func() (bool, error)) error {
+	deadline := time.Now().Add(patience)
+	for {
+		ok, err := f()
+		if ok || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("never: %s", what)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func tail(path string, lines int) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// mountsBelow lists what is mounted at or below a folder, the newest first.
+func mountsBelow(dir string) ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var out []string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if fields := strings.Fields(lines.Text()); len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+			out = append([]string{fields[4]}, out...)
+		}
+	}
+	return out, lines.Err()
+}
+
+func unmountBelow(dir string) ([]string, error) {
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, m := range mounts {
+		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", m, err))
+		}
+	}
+	return mounts, errors.Join(errs...)
+}
+
+// killLeft kills what still runs from a folder, such as a shim whose engine is gone, and says so.
+func killLeft(t *testing.T, dir string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(text), dir+"/") {
+			continue // it has ended meanwhile, or is not ours
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		t.Errorf("left running: %d %s", pid, strings.ReplaceAll(string(text), "\x00", " "))
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Error(err)
+		}
+	}
+}
+
+// replies reads the test client's lines out of what it said.
+func replies(text string) []node.Reply {
+	var out []node.Reply
+	for line := range strings.Lines(text) {
+		i := strings.Index(line, "{")
+		var r node.Reply
+		if i >= 0 && json.Unmarshal([]byte(line[i:]), &r) == nil && r.Op != "" {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// view is what gpufenced says of the containers that run; others tests' cannot be among them.
+func (s *site) running(ctx context.Context) ([]api.Container, error) {
+	all, err := s.Client.Containers(ctx)
+	return slices.DeleteFunc(all, func(c api.Container) bool { return c.State != "running" }), err
+}
