@@ -36,29 +36,47 @@ func TestPrepareAndRegister(t *testing.T) {
 	mounts := map[string]api.SharedFile{}
 	for _, f := range resp.Files {
 		mounts[f.Destination] = f
-		if fi, err := os.Stat(f.Source); err != nil || fi.IsDir() != (f.Destination == "/dev/gpufence/pod") {
+		if fi, err := os.Stat(f.Source); err != nil || fi.IsDir() != (f.Destination == "/dev/gpufence") {
 			t.Errorf("%s: %v", f.Source, err)
 		}
 		if f.Writable != (f.Destination == "/dev/gpufence/ledger") {
 			t.Errorf("%s writable: %v", f.Destination, f.Writable)
 		}
 	}
-	triplet, _ := libFolders(false)
-	for _, want := range []string{
-		"/dev/gpufence/limits", "/dev/gpufence/ledger", "/dev/gpufence/memory.max", "/dev/gpufence/memory.current",
-		"/dev/gpufence/memory.peak", "/dev/gpufence/memory.events", "/dev/gpufence/memory.events.local", "/dev/gpufence/memory.high",
-		"/dev/gpufence/memory.min", "/dev/gpufence/memory.swap.max", "/dev/gpufence/memory.oom.group", "/dev/gpufence/pod", "/dev/gpufence/lib64/libgpufence.so",
-		"/dev/gpufence/" + triplet[1] + "/libgpufence.so", "/etc/ld.so.preload",
-	} {
+	if len(resp.Files) != 4 || resp.Files[0].Destination != "/dev/gpufence" {
+		t.Errorf("mounted, the folder not first: %+v", resp.Files)
+	}
+	for _, want := range []string{"/dev/gpufence/ledger", "/dev/gpufence/lib64/libgpufence.so", "/etc/ld.so.preload"} {
 		if mounts[want].Source == "" {
 			t.Errorf("nothing is mounted at %s", want)
+		}
+	}
+	folder := mounts["/dev/gpufence"].Source
+	for _, want := range []string{
+		"limits", "ledger", "memory.max", "memory.current", "memory.peak", "memory.events", "memory.events.local", "memory.high", "memory.min",
+		"memory.swap.max", "memory.oom.group", "pod/memory.max", "pod/memory.events", "lib64/libgpufence.so",
+	} {
+		if fi, err := os.Lstat(filepath.Join(folder, want)); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm() != 0o444 {
+			t.Errorf("the folder's %s: %v, %v", want, fi, err)
+		}
+	}
+	own, _ := libFolders(false)
+	for _, of := range own[1:] {
+		// What is mounted over that is found by every other spelling of $LIB.
+		if to, err := filepath.EvalSymlinks(filepath.Join(folder, of, "libgpufence.so")); err != nil || to != filepath.Join(folder, "lib64/libgpufence.so") {
+			t.Errorf("the library in %s is %s, %v", of, to, err)
+		}
+	}
+	for _, name := range []string{"", "lib", "lib64", "pod"} {
+		if fi, err := os.Stat(filepath.Join(folder, name)); err != nil || fi.Mode().Perm() != 0o755 {
+			t.Errorf("a container's user may not look into %q: %v, %v", name, fi, err)
 		}
 	}
 	text, err := os.ReadFile(mounts["/etc/ld.so.preload"].Source)
 	if err != nil || string(text) != "/usr/lib/libother.so\n/dev/gpufence/$LIB/libgpufence.so\n" {
 		t.Errorf("preload file: %q, %v", text, err)
 	}
-	page, err := ledger.ReadLimits(mounts["/dev/gpufence/limits"].Source)
+	page, err := ledger.ReadLimits(filepath.Join(folder, "limits"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,11 +108,11 @@ func TestPrepareAndRegister(t *testing.T) {
 	if v.State != "running" || v.PID != p.pid || v.GPUs[0].Limits.Max != 4*gib || v.GPUs[0].Peak != gib || len(v.Processes) != 1 || v.Processes[0].Slot != -1 {
 		t.Errorf("view: %+v", v)
 	}
-	if page, err := ledger.ReadLimits(mounts["/dev/gpufence/limits"].Source); err != nil || page.GPU[0].ExcessBytes != gib || page.Heartbeat == 0 {
+	if page, err := ledger.ReadLimits(filepath.Join(folder, "limits")); err != nil || page.GPU[0].ExcessBytes != gib || page.Heartbeat == 0 {
 		t.Errorf("page: %+v, %v", page.GPU[0], err)
 	}
 	b.eventually("the files are written", func() bool {
-		text, err := os.ReadFile(mounts["/dev/gpufence/memory.current"].Source)
+		text, err := os.ReadFile(filepath.Join(folder, "memory.current"))
 		return err == nil && strings.TrimSpace(string(text)) == uuid0+" 1073741824"
 	})
 

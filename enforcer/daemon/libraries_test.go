@@ -7,7 +7,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/fence"
+	"github.com/gpufence/gpufence/enforcer/ledger"
 )
 
 func TestLibrariesByFolder(t *testing.T) {
@@ -29,6 +34,57 @@ func TestLibrariesByFolder(t *testing.T) {
 		if got := libraries(own, test.lib32, test.narrow); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
+	}
+}
+
+// TestLibrariesAreMountedOnce: other spellings of $LIB lead to what is mounted.
+func TestLibrariesAreMountedOnce(t *testing.T) {
+	files, points := deliver("/dev/gpufence", []library{{"/l/64", "lib64"}, {"/l/64", "lib/x86_64-linux-gnu"}, {"/l/32", "lib32"}, {"/l/32", "lib"}})
+	if want := []api.SharedFile{{Source: "/l/64", Destination: "/dev/gpufence/lib64/libgpufence.so"}, {Source: "/l/32", Destination: "/dev/gpufence/lib32/libgpufence.so"}}; !slices.Equal(files, want) {
+		t.Errorf("mounted: %+v", files)
+	}
+	if want := []ledger.Point{
+		{Name: "lib64/libgpufence.so"}, {Name: "lib/x86_64-linux-gnu/libgpufence.so", Link: "../../lib64/libgpufence.so"},
+		{Name: "lib32/libgpufence.so"}, {Name: "lib/libgpufence.so", Link: "../lib32/libgpufence.so"},
+	}; !slices.Equal(points, want) {
+		t.Errorf("in the folder: %+v", points)
+	}
+}
+
+// TestDeliveryIsChecked: with the folder, and with the mounts that there were before it.
+func TestDeliveryIsChecked(t *testing.T) {
+	b := newBench(t)
+	b.start()
+	resp := b.prepare(request("a", "memory.max=4Gi"))
+	b.d.mu.Lock()
+	c := b.d.reg.Lookup(request("a").Key)
+	b.d.mu.Unlock()
+	check := func() error { return b.d.checkPages(fence.Subject{ID: c.ID()}) }
+	if err := check(); err != nil {
+		t.Error(err)
+	}
+	folder := resp.Files[0].Source
+	former := []api.SharedFile{
+		{Source: filepath.Join(folder, "limits"), Destination: "/dev/gpufence/limits"},
+		{Source: filepath.Join(folder, "memory.max"), Destination: "/dev/gpufence/memory.max"},
+		{Source: filepath.Join(folder, "pod"), Destination: "/dev/gpufence/pod"},
+	}
+	former = append(former, resp.Files[1:]...)
+	b.d.mu.Lock()
+	now := c.Answer.Files
+	c.Answer.Files = former
+	b.d.mu.Unlock()
+	if err := check(); err != nil {
+		t.Errorf("as it was mounted before: %v", err)
+	}
+	b.d.mu.Lock()
+	c.Answer.Files = now
+	b.d.mu.Unlock()
+	if err := os.Remove(filepath.Join(folder, "lib64/libgpufence.so")); err != nil {
+		t.Fatal(err)
+	}
+	if err := check(); err == nil || !strings.Contains(err.Error(), "lacks lib64/libgpufence.so") {
+		t.Errorf("without what the library is mounted over: %v", err)
 	}
 }
 

@@ -402,12 +402,8 @@ func TestCountersOfBothLevels(t *testing.T) {
 	}
 	read := func(name string) string {
 		for _, f := range resp.Files {
-			if f.Destination == "/dev/gpufence/"+filepath.Dir(name) || f.Destination == "/dev/gpufence/"+name {
-				path := f.Source
-				if filepath.Dir(name) == "pod" {
-					path = filepath.Join(path, filepath.Base(name))
-				}
-				text, err := os.ReadFile(path)
+			if f.Destination == "/dev/gpufence" {
+				text, err := os.ReadFile(filepath.Join(f.Source, name))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -576,12 +576,12 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		}
 	}
 	if shim {
-		files, err := d.makePages(p, c, req.ShimDir, preload, libraries(lib, lib32, req.NarrowLib))
+		files, err := d.makePages(p, c, req.ShimDir, preload, libraries(lib, lib32, req.NarrowLib), stubs)
 		if err != nil {
 			return undo(quota.NewError(quota.CodePages, "the container's shared pages cannot be made: %w", err).
 				WithHint("see that %s is a local file system with room, and that gpufenced may mount a tmpfs", d.cfg.RunDir))
 		}
-		c.Answer.Files = append(files, stubs...)
+		c.Answer.Files = files
 	}
 	if err := d.save(p); err != nil {
 		return undo(stateError(err))
@@ -698,8 +698,29 @@ func standIns(lib, shimDir string) ([]api.SharedFile, error) {
 	return out, nil
 }
 
-// library is a file that is bound into a folder that $LIB stands for.
+// library is a file that is to be found in a folder that $LIB stands for.
 type library struct{ source, folder string }
+
+// libraryName is the shim's in each of them.
+const libraryName = "libgpufence.so"
+
+// deliver says where the libraries are mounted in the container's folder, each once, and what else is
+// in the folder for that: under the other spellings of $LIB it is found by a link, as a mount is
+// three system calls of the runtime's.
+func deliver(shimDir string, libs []library) (files []api.SharedFile, points []ledger.Point) {
+	mounted := map[string]string{}
+	for _, l := range libs {
+		at := l.folder + "/" + libraryName
+		if first := mounted[l.source]; first != "" {
+			points = append(points, ledger.Point{Name: at, Link: strings.Repeat("../", strings.Count(at, "/")) + first})
+			continue
+		}
+		mounted[l.source] = at
+		files = append(files, api.SharedFile{Source: l.source, Destination: shimDir + "/" + at})
+		points = append(points, ledger.Point{Name: at})
+	}
+	return files, points
+}
 
 // libraries puts each library under every folder that $LIB may stand for in its programs.
 func libraries(lib, lib32 string, narrowLib bool) []library {
@@ -724,7 +745,7 @@ func mergePreload(shimDir, image string) (string, error) {
 	if strings.ContainsRune(image, 0) {
 		return "", quota.NewError(quota.CodePreloadFile, "the image's /etc/ld.so.preload is no text")
 	}
-	ours := shimDir + "/$LIB/libgpufence.so"
+	ours := shimDir + "/$LIB/" + libraryName
 	var b strings.Builder
 	for line := range strings.Lines(image) {
 		line = strings.TrimRight(line, "\r\n")
@@ -749,9 +770,10 @@ func mergePreload(shimDir, image string) (string, error) {
 	return b.String(), nil
 }
 
-// makePages makes a container's pages and lists what is to be mounted, the libraries by their
-// folders below shimDir.
-func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, preload string, libs []library) ([]api.SharedFile, error) {
+// makePages makes a container's pages and lists what is to be mounted, in this order: the container's
+// folder at shimDir, read-only, and over files in it the ledger, and the libraries, each by itself, so
+// that an upgrade does not take them away.
+func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, preload string, libs []library, stubs []api.SharedFile) ([]api.SharedFile, error) {
 	rt := d.runtimeOf(p)
 	if rt.pages == nil {
 		pages, err := ledger.CreatePod(d.podDir(p), ledger.Options{Plain: d.plain})
@@ -761,7 +783,16 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, prel
 		rt.pages = pages
 	}
 	c.Pages = true // from here on there may be something to remove
-	page, err := rt.pages.AddContainer(c.Folder(), c.Index)
+	var shims []api.SharedFile
+	points := []ledger.Point{{Name: ledger.LedgerName}}
+	if preload != "" { // otherwise stubs stand in for the driver's libraries
+		files, more := deliver(shimDir, libs)
+		shims, points = files, append(points, more...)
+	}
+	for _, f := range stubs {
+		points = append(points, ledger.Point{Name: strings.TrimPrefix(f.Destination, shimDir+"/")})
+	}
+	page, err := rt.pages.AddContainer(c.Folder(), c.Index, points...)
 	if err != nil {
 		return nil, err
 	}
@@ -773,17 +804,12 @@ func (d *Daemon) makePages(p *registry.Pod, c *registry.Container, shimDir, prel
 		return nil, err
 	}
 	files := []api.SharedFile{
-		{Source: filepath.Join(page.Dir(), ledger.LimitsName), Destination: shimDir + "/" + ledger.LimitsName},
+		{Source: page.Dir(), Destination: shimDir},
 		{Source: rt.pages.LedgerPath(), Destination: shimDir + "/" + ledger.LedgerName, Writable: true},
 	}
-	for _, name := range append(ledger.ContainerFiles(), ledger.PodDirName) {
-		files = append(files, api.SharedFile{Source: filepath.Join(page.Dir(), name), Destination: shimDir + "/" + name})
-	}
+	files = append(append(files, shims...), stubs...)
 	if preload == "" {
-		return files, nil // stubs stand in for the driver's libraries
-	}
-	for _, l := range libs {
-		files = append(files, api.SharedFile{Source: l.source, Destination: shimDir + "/" + l.folder + "/libgpufence.so"})
+		return files, nil
 	}
 	path := d.preloadPath(c)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -815,8 +841,9 @@ func (d *Daemon) checkPages(s fence.Subject) error {
 	d.mu.Lock()
 	c := d.reg.ByID(s.ID)
 	var files []api.SharedFile
+	var folder string
 	if c != nil {
-		files = c.Answer.Files
+		files, folder = c.Answer.Files, c.Folder()
 	}
 	d.mu.Unlock()
 	if len(files) == 0 {
@@ -827,7 +854,13 @@ func (d *Daemon) checkPages(s fence.Subject) error {
 		if err != nil {
 			return fmt.Errorf("look at what is mounted: %w", err)
 		}
-		if ofPod := filepath.Base(f.Source) == ledger.PodDirName; !text.Mode().IsRegular() && (!ofPod || !text.IsDir()) {
+		switch {
+		case text.IsDir() && filepath.Base(f.Source) == ledger.PodDirName: // one of the mounts that there were before the next
+		case text.IsDir() && filepath.Base(f.Source) == folder:
+			if err := checkFolder(f, files); err != nil {
+				return err
+			}
+		case !text.Mode().IsRegular():
 			return fmt.Errorf("look at what is mounted: %s is not a regular file", f.Source)
 		}
 		if f.Destination == "/etc/ld.so.preload" {
@@ -835,9 +868,26 @@ func (d *Daemon) checkPages(s fence.Subject) error {
 			if err != nil {
 				return fmt.Errorf("look at what is mounted: %w", err)
 			}
-			if !bytes.Contains(b, []byte("/$LIB/libgpufence.so")) {
+			if !bytes.Contains(b, []byte("/$LIB/"+libraryName)) {
 				return fmt.Errorf("look at what is mounted: %s lacks our line", f.Source)
 			}
+		}
+	}
+	return nil
+}
+
+// checkFolder looks for the limits page in the container's folder, and for what the other files are
+// mounted over.
+func checkFolder(folder api.SharedFile, files []api.SharedFile) error {
+	names := []string{ledger.LimitsName}
+	for _, f := range files {
+		if name, ok := strings.CutPrefix(f.Destination, folder.Destination+"/"); ok {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		if fi, err := os.Lstat(filepath.Join(folder.Source, name)); err != nil || !fi.Mode().IsRegular() {
+			return fmt.Errorf("look at what is mounted: %s lacks %s", folder.Source, name)
 		}
 	}
 	return nil

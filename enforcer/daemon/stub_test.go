@@ -46,8 +46,11 @@ func TestStubs(t *testing.T) {
 	for dir, place := range map[string]string{"/dev/gpufence": "dev", "/run/gpufence-shim": "run"} {
 		req := request("in-"+place, "memory.max=1Gi")
 		req.ShimDir = dir
-		over := map[string]api.SharedFile{}
+		over, pages := map[string]api.SharedFile{}, ""
 		for _, f := range b.prepare(req).Files {
+			if f.Destination == dir {
+				pages = f.Source
+			}
 			if f.Over != "" {
 				over[f.Over] = f
 			} else if strings.Contains(f.Destination, "libgpufence") || strings.Contains(f.Destination, "preload") {
@@ -58,6 +61,9 @@ func TestStubs(t *testing.T) {
 			want := api.SharedFile{Source: filepath.Join(folder, place, name+".so.1"), Destination: dir + "/real/" + name + ".so.1", Over: name + ".so"}
 			if got := over[name+".so"]; got != want {
 				t.Errorf("got %+v, want %+v", got, want)
+			}
+			if fi, err := os.Stat(filepath.Join(pages, "real", name+".so.1")); err != nil || !fi.Mode().IsRegular() {
+				t.Errorf("nothing for %s to be mounted over: %v", name, err)
 			}
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,9 +59,6 @@ var fileNames = func() (names [fileCount]string) {
 	return names
 }()
 
-// ContainerFiles are the names of a container's own cgroup-like files.
-func ContainerFiles() []string { return slices.Clone(levelFiles[:]) }
-
 // Container is a container's page and files. gpufenced alone writes them; a container has them
 // mounted, so they are only ever changed in place.
 type Container struct {
@@ -77,7 +73,7 @@ type Container struct {
 
 // createContainer writes a whole folder that nobody sees yet.
 func createContainer(dir string, index uint32, plain bool) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := createFolders(filepath.Dir(dir), filepath.Base(dir)); err != nil {
 		return fmt.Errorf("create container folder: %w", err)
 	}
 	bootID, err := readBootID("/proc/sys/kernel/random/boot_id")
@@ -101,11 +97,7 @@ func createContainer(dir string, index uint32, plain bool) error {
 	if err := writeNew(filepath.Join(dir, LimitsName), page, plain); err != nil {
 		return fmt.Errorf("create limits page: %w", err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, PodDirName), 0o700); err != nil {
-		return fmt.Errorf("create container folder: %w", err)
-	}
-	// Mounted into the container, where everybody may look; chmod, since umask cuts the mode.
-	if err := os.Chmod(filepath.Join(dir, PodDirName), 0o755); err != nil {
+	if err := createFolders(dir, PodDirName); err != nil {
 		return fmt.Errorf("create container folder: %w", err)
 	}
 	for _, name := range fileNames {

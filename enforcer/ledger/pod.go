@@ -196,10 +196,10 @@ func isMount(dir string) (bool, error) {
 	return true, nil
 }
 
-// makeRoom grows the tmpfs by what one more container takes, if it is not free. What is free is
+// makeRoom grows the tmpfs by what a container takes, if it is not free. What is free is
 // free for that container only: the files that a tenant can write have all their pages, and the
 // size leaves none over.
-func (p *Pod) makeRoom() error {
+func (p *Pod) makeRoom(pages, inodes uint64) error {
 	if p.plain {
 		return nil
 	}
@@ -207,12 +207,11 @@ func (p *Pod) makeRoom() error {
 	if err := unix.Statfs(p.dir, &s); err != nil {
 		return fmt.Errorf("make room in %s: %w", p.dir, &fs.PathError{Op: "statfs", Path: p.dir, Err: err})
 	}
-	if s.Bfree >= containerPages && s.Ffree >= containerInodes {
+	if s.Bfree >= pages && s.Ffree >= inodes {
 		return nil
 	}
-	size := int64(s.Blocks)*s.Bsize + containerPages*pageBytes - int64(min(s.Bfree, containerPages))*s.Bsize
-	inodes := s.Files + containerInodes - min(s.Ffree, containerInodes)
-	data := fmt.Sprintf("size=%d,nr_inodes=%d", size, inodes)
+	size := int64(s.Blocks)*s.Bsize + int64(pages)*pageBytes - int64(min(s.Bfree, pages))*s.Bsize
+	data := fmt.Sprintf("size=%d,nr_inodes=%d", size, s.Files+inodes-min(s.Ffree, inodes))
 	if err := unix.Mount("gpufence", p.dir, "tmpfs",
 		unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, data); err != nil {
 		return fmt.Errorf("make room in %s (%s): %w", p.dir, data, err)
@@ -275,10 +274,14 @@ func checkName(name string) error {
 	return nil
 }
 
-// AddContainer creates a container's folder and files, or adopts them if they exist; adopting
-// makes the writer epoch grow. index is what its processes write into their slots; that of an
-// adopted one must be the same.
-func (p *Pod) AddContainer(name string, index uint32) (*Container, error) {
+// Point is something in a container's folder besides the files that are written here: an empty file
+// for another one to be mounted over, or, where Link is not empty, a symbolic link to there.
+type Point struct{ Name, Link string }
+
+// AddContainer creates a container's folder, files and points, or adopts them if they exist, and
+// adds the points that are missing; adopting makes the writer epoch grow. index is what its
+// processes write into their slots; that of an adopted one must be the same.
+func (p *Pod) AddContainer(name string, index uint32, points ...Point) (*Container, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("add container: %w", err)
 	}
@@ -288,6 +291,11 @@ func (p *Pod) AddContainer(name string, index uint32) (*Container, error) {
 	_, err := os.Lstat(dir)
 	switch {
 	case err == nil:
+		if n := missing(dir, points); n > 0 {
+			if err := errors.Join(p.makeRoom(0, n), createPoints(dir, points)); err != nil {
+				return nil, err
+			}
+		}
 		return openContainer(dir, index)
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("add container: %w", err)
@@ -296,16 +304,81 @@ func (p *Pod) AddContainer(name string, index uint32) (*Container, error) {
 	if err := os.RemoveAll(temporary); err != nil { // left by a crash
 		return nil, fmt.Errorf("add container: %w", err)
 	}
-	if err := p.makeRoom(); err != nil {
+	if err := p.makeRoom(containerPages, containerInodes+missing(temporary, points)); err != nil {
 		return nil, err
 	}
-	if err := createContainer(temporary, index, p.plain); err != nil {
+	if err := errors.Join(createContainer(temporary, index, p.plain), createPoints(temporary, points)); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(temporary))
 	}
 	if err := os.Rename(temporary, dir); err != nil {
 		return nil, fmt.Errorf("add container: %w", err)
 	}
 	return openContainer(dir, index)
+}
+
+// missing is how many inodes the points take that are not there yet, with their folders.
+func missing(dir string, points []Point) uint64 {
+	seen := map[string]bool{".": true}
+	var n uint64
+	for _, point := range points {
+		for name := filepath.Clean(point.Name); !seen[name]; name = filepath.Dir(name) {
+			seen[name] = true
+			if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// createPoints makes the points that are not there yet.
+func createPoints(dir string, points []Point) error {
+	for _, point := range points {
+		if !filepath.IsLocal(point.Name) {
+			return fmt.Errorf("create %s: it is not in the container's folder", point.Name)
+		}
+		path := filepath.Join(dir, point.Name)
+		if _, err := os.Lstat(path); err == nil {
+			continue
+		}
+		if err := createFolders(dir, filepath.Dir(point.Name)); err != nil {
+			return fmt.Errorf("create %s: %w", point.Name, err)
+		}
+		if point.Link != "" {
+			if err := os.Symlink(point.Link, path); err != nil {
+				return fmt.Errorf("create %s: %w", point.Name, err)
+			}
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return fmt.Errorf("create %s: %w", point.Name, err)
+		}
+		// chmod, since the mode of open is cut by our umask.
+		if err := errors.Join(f.Chmod(0o444), f.Close()); err != nil {
+			return fmt.Errorf("create %s: %w", point.Name, err)
+		}
+	}
+	return nil
+}
+
+// createFolders makes a folder and those that it lies in, below dir. A container has them mounted,
+// where everybody may look; chmod, since umask cuts the mode.
+func createFolders(dir, name string) error {
+	if name == "." {
+		return nil
+	}
+	if err := createFolders(dir, filepath.Dir(name)); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, name)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil
+		}
+		return err
+	}
+	return os.Chmod(path, 0o755)
 }
 
 // RemoveContainer deletes a container's folder. Unknown names are no error.

@@ -69,6 +69,57 @@ var sampleLimits = Limits{Generation: 7, GPU: []LimitsGPU{
 	{UUID: [16]byte{9}, Present: true, MaxBytes: Unlimited, PodMaxBytes: Unlimited},
 }}
 
+// TestPoints: what others are mounted over, and links, take just their inodes, also beside a
+// container that an earlier version has made without.
+func TestPoints(t *testing.T) {
+	p := newPod(t, 8, false)
+	points := []Point{{Name: LedgerName}, {Name: "lib64/l.so"}, {Name: "lib/x/l.so", Link: "../../lib64/l.so"}, {Name: "lib/l.so", Link: "../lib64/l.so"}}
+	full := func(when string) {
+		t.Helper()
+		var s unix.Statfs_t
+		if err := unix.Statfs(p.Dir(), &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Bfree != 0 || s.Ffree != 0 {
+			t.Errorf("%s: %d blocks and %d inodes are free", when, s.Bfree, s.Ffree)
+		}
+	}
+	before := addContainer(t, p, "before", 1)
+	for _, name := range []string{"new", "before"} {
+		c, err := p.AddContainer(name, 1, points...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		full(name)
+		for _, point := range points {
+			fi, err := os.Lstat(filepath.Join(c.Dir(), point.Name))
+			if err != nil || (fi.Mode().Type() == fs.ModeSymlink) != (point.Link != "") || point.Link == "" && (fi.Size() != 0 || fi.Mode() != 0o444) {
+				t.Errorf("%s of %s: %v, %v", point.Name, name, fi, err)
+			}
+			if to, err := filepath.EvalSymlinks(filepath.Join(c.Dir(), point.Name)); point.Link != "" && (err != nil || to != filepath.Join(c.Dir(), "lib64/l.so")) {
+				t.Errorf("%s of %s leads to %s, %v", point.Name, name, to, err)
+			}
+		}
+		for _, folder := range []string{"", "lib", "lib/x", "lib64"} {
+			if fi, err := os.Stat(filepath.Join(c.Dir(), folder)); err != nil || fi.Mode().Perm() != 0o755 {
+				t.Errorf("folder %q of %s: %v, %v", folder, name, fi, err)
+			}
+		}
+	}
+	if err := before.Publish(sampleLimits); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"../x", "/x"} {
+		if _, err := p.AddContainer("out", 2, Point{Name: name}); err == nil {
+			t.Errorf("%s was made", name)
+		}
+	}
+	if names, err := p.Containers(); err != nil || len(names) != 2 {
+		t.Errorf("containers: %v, %v", names, err)
+	}
+}
+
 func TestPodOnTmpfs(t *testing.T) {
 	p := newPod(t, 8, false)
 	var s unix.Statfs_t

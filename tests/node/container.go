@@ -212,26 +212,58 @@ func (c *Container) Cgroups() []string { return c.dirs }
 func (c *Container) deliver() error {
 	c.private = c.node.Path("private-" + c.Name)
 	for _, f := range c.Prepared.Files {
-		rest, ok := strings.CutPrefix(f.Destination, "/dev/gpufence/")
-		if !ok {
-			continue
+		var err error
+		if f.Destination == containerDir {
+			err = linkFolder(f.Source, c.private)
+		} else if rest, ok := strings.CutPrefix(f.Destination, containerDir+"/"); ok {
+			place := filepath.Join(c.private, rest)
+			// A mount covers what is there in the container's folder.
+			err = errors.Join(os.Remove(place), os.Symlink(f.Source, place))
 		}
-		place := filepath.Join(c.private, rest)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(place), 0o755), os.Symlink(f.Source, place)); err != nil {
+		if err != nil {
 			return fmt.Errorf("deliver shim to %s: %w", c.Name, err)
 		}
 	}
 	return nil
 }
 
+// containerDir is where a container has its pages.
+const containerDir = "/dev/gpufence"
+
+// linkFolder makes a folder with links to the files of another one, and the links that it has.
+func linkFolder(from, to string) error {
+	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		place := filepath.Join(to, strings.TrimPrefix(path, from))
+		switch {
+		case e.IsDir():
+			return os.MkdirAll(place, 0o755)
+		case e.Type() == fs.ModeSymlink:
+			if path, err = os.Readlink(path); err != nil {
+				return err
+			}
+		}
+		return os.Symlink(path, place)
+	})
+}
+
 // File is a shared file of the container on the host: limits, ledger, memory.current, ...
 func (c *Container) File(name string) string {
+	folder := ""
 	for _, f := range c.Prepared.Files {
-		if f.Destination == "/dev/gpufence/"+name {
+		switch f.Destination {
+		case containerDir + "/" + name:
 			return f.Source
+		case containerDir:
+			folder = f.Source
 		}
 	}
-	return ""
+	if folder == "" {
+		return ""
+	}
+	return filepath.Join(folder, name)
 }
 
 // Exec adds a process to the container; the test client if no program is named.

@@ -88,7 +88,7 @@ func repeat(until time.Time, f func() error) error {
 	return nil
 }
 
-// readOnly tries to change what is mounted read-only, and to get rid of it.
+// readOnly tries to change what is mounted read-only, to get rid of it, and to make more of it.
 func readOnly() error {
 	names, err := filepath.Glob(dir + "/*")
 	if err != nil {
@@ -123,7 +123,36 @@ func readOnly() error {
 			changed = append(changed, name+": remounted")
 		}
 	}
-	say(map[string]any{"op": "read-only", "tried": len(names), "changed": changed})
+	folders := []string{dir, dir + "/lib64", dir + "/lib", dir + "/pod"}
+	for _, folder := range folders {
+		for how, try := range map[string]func() error{
+			"file made":      func() error { return os.WriteFile(folder+"/new", nil, 0o644) },
+			"folder made":    func() error { return os.Mkdir(folder+"/new-folder", 0o755) },
+			"link made":      func() error { return os.Symlink("/", folder+"/new-link") },
+			"pipe made":      func() error { return unix.Mkfifo(folder+"/new-pipe", 0o644) },
+			"ledger linked":  func() error { return os.Link(dir+"/ledger", folder+"/new-ledger") },
+			"limits linked":  func() error { return os.Link(dir+"/limits", folder+"/new-limits") },
+			"limits renamed": func() error { return os.Rename(dir+"/limits", folder+"/new-name") },
+			"ledger renamed": func() error { return os.Rename(dir+"/ledger", folder+"/new-name") },
+			"removed":        func() error { return os.RemoveAll(folder) },
+			"mode changed":   func() error { return os.Chmod(folder, 0o777) },
+			"owner changed":  func() error { return os.Chown(folder, 1, 1) },
+			"unmounted":      func() error { return unix.Unmount(folder, unix.MNT_DETACH) },
+			"remounted":      func() error { return unix.Mount("", folder, "", unix.MS_REMOUNT|unix.MS_BIND, "") },
+			"mounted over":   func() error { return unix.Mount("none", folder, "tmpfs", 0, "") },
+		} {
+			if try() == nil {
+				changed = append(changed, folder+": "+how)
+			}
+		}
+	}
+	if os.Remove(dir+"/ledger") == nil {
+		changed = append(changed, dir+"/ledger: removed")
+	}
+	if unix.Unmount(dir+"/ledger", unix.MNT_DETACH) == nil {
+		changed = append(changed, dir+"/ledger: unmounted")
+	}
+	say(map[string]any{"op": "read-only", "tried": len(names), "folders": len(folders), "changed": changed})
 	return nil
 }
 
@@ -217,7 +246,7 @@ func fill() error {
 			break // full, as it should be
 		}
 	}
-	// In the ledger's own file system, if its folder can be had at all.
+	// In the ledger's own file system.
 	for i := range 1000 {
 		f, failed := os.OpenFile(fmt.Sprintf("%s/ledger.%d", dir, i), os.O_CREATE|os.O_WRONLY, 0o600)
 		if failed != nil {
