@@ -22,6 +22,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/tests/node"
 )
@@ -299,6 +301,10 @@ func (p *pods) compare(id, uuid string, limit, least uint64, reader *inside, all
 // kind and version, have the container's processes and nobody else's.
 func TestViews(t *testing.T) {
 	if _, err := exec.LookPath("runc"); err != nil {
+		t.Fatal(err)
+	}
+	// The demo makes this process the one that reaps; here nobody would, and an ended container's cgroup would stay.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
