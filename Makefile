@@ -77,7 +77,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 
 test-go: # without systemd-analyze the units' test is skipped, by name
 	@$(DEPS) --try systemd-analyze || [ $$? = 3 ]
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary -e /tests/vm)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -150,6 +150,29 @@ test-engines: ## containerd 1.7 and 2, Docker, Podman and no engine at all, with
 	  start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/engines || { failed=1; word=" failed after"; }; \
 	  echo "suite test-engines engines:$$word $$((SECONDS - start)) s"; [ -z "$$failed" ]
 
+# Of the guests: an emulator, Debian's kernels, and the stand-in driver that is built for them.
+VM_NEEDS := package:qemu-system-x86 package:kmod package:xz-utils package:dwarves busybox cc libc make
+
+.PHONY: test-vm
+test-vm: ## the gate in emulated machines with Debian's kernels (fetched once, outside the work tree), cgroup v2 only
+	@$(DEPS) $(BUILD_NEEDS) $(VM_NEEDS)
+	@start=$$SECONDS; for k in oldest newest; do tests/vm/kernel $$k >/dev/null; done; echo "suite test-vm kernels: $$((SECONDS - start)) s"
+	@start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/vm || word=" failed after"; \
+	  echo "suite test-vm guests:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
+
+BPF_NEEDS := package:clang-16 package:llvm-16 package:libbpf-dev
+
+.PHONY: bpf
+bpf: ## compile the gate's programs anew into bpf/, which is committed
+	@$(DEPS) $(BPF_NEEDS)
+	@bpf/generate
+
+.PHONY: lint-bpf
+lint-bpf: # where the compiler is: what is committed is what the source gives
+	@if command -v clang-16 >/dev/null && command -v llvm-strip-16 >/dev/null; then out=$$(mktemp -d); \
+	  bpf/generate $$out >/dev/null && cmp $$out/gate_bpfel.o bpf/gate_bpfel.o && cmp $$out/gate_bpfel.go bpf/gate_bpfel.go || { echo "lint-bpf: run make bpf" >&2; exit 1; }; rm -rf $$out; \
+	else echo "lint-bpf: SKIP, no clang-16 here"; fi
+
 .PHONY: lint
 lint: ## Go, C and shell lints, house rules, formatting
 	@$(DEPS) $(BUILD_NEEDS) shellcheck
@@ -157,7 +180,8 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run --allow-parallel-runners ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh tests/programs/build tests/unchanged/enter.sh tests/images/fetch.sh .ci/run
+	shellcheck packaging/deps.sh tests/programs/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate .ci/run
+	@$(MAKE) lint-bpf
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
 	@$(MAKE) -C tests/clients lint

@@ -1,0 +1,836 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+
+// The gate: what a managed container asks NVIDIA's driver for is weighed before the driver sees it.
+//
+// What it keeps:
+//   - Only programs write `usages`, by atomic additions; only gpufenced writes `policies`, `devices`,
+//     `exempt` and `configuration`. So neither can lose what the other wrote.
+//   - A charge is added to every managed cgroup above the task first, compared then, and taken back from
+//     all of them where one is over: two who ask at once can both be refused, never both be let through.
+//   - What cannot be read or understood on a path that gives memory is refused.
+//   - A task that is in no managed cgroup pays lookups and nothing else.
+//
+// Field offsets of the kernel's structures are relocated when the program is loaded, so only the fields that
+// are used are declared. Offsets in the driver's requests are the same from 525 to 595; see abi.go.
+
+#define __TARGET_ARCH_x86 1
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef int __s32;
+typedef unsigned long long __u64;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+typedef __u64 size_t_;
+
+enum bpf_map_type {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+#define BPF_ANY 0
+#define BPF_NOEXIST 1
+#define BPF_F_NO_PREALLOC 1
+#define BPF_LOCAL_STORAGE_GET_F_CREATE 1
+#define BPF_RB_NO_WAKEUP 1
+
+#define KERNEL __attribute__((preserve_access_index))
+struct inode { __u32 i_rdev; } KERNEL;
+struct file { struct inode *f_inode; } KERNEL;
+struct caps { __u32 word[2]; }; // only where it lies counts: what is in it has changed
+struct cred { struct caps cap_effective; } KERNEL;
+struct thread_info { __u32 status; } KERNEL;
+struct task_struct { struct thread_info thread_info; const struct cred *cred; } KERNEL;
+struct pt_regs { unsigned long cx, dx, si, di, ax, orig_ax; } KERNEL;
+
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+// As BPF_PROG and PT_REGS of libbpf's bpf_tracing.h, which wants the kernel's whole vmlinux.h.
+#define ARG(n) (ctx[n])
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define EPERM 1
+#define EFAULT 14
+#define EINVAL 22
+#define ENOMEM 12
+
+#define LEVELS 16 /* how deep a managed cgroup may lie; what lies below it may be deeper */
+#define CHAIN 4	  /* how many managed cgroups may lie above one another */
+
+enum kind { KIND_CTL = 1, KIND_GPU, KIND_UVM, KIND_CLOSED, KIND_CANARY };
+enum policy_flags { F_ENFORCE = 1, F_CANARY = 2, F_NO_CREDIT = 4, F_GPU = 8, F_UVM = 16 };
+enum event_kind {
+	EV_QUOTA = 1, EV_CLASS, EV_COMPAT, EV_OPEN, EV_MALFORMED, EV_UVM, EV_DUP, EV_FOREIGN, EV_RACE, EV_UNMANAGED, EV_FULL, EV_HEAP,
+};
+enum door { DOOR_IOCTL = 1, DOOR_COMPAT, DOOR_OPEN, DOOR_MMAP, DOOR_COPY };
+enum stat { S_CALLS, S_DEVICE, S_MANAGED, S_CHARGED, S_DENIED, S_EVENTS_LOST, S_COMMITS, S_ROLLBACKS, S_COUNT };
+
+struct policy {
+	__u64 limit;
+	__u64 uvm_limit;
+	__u64 minors[4]; // granted GPUs, by minor number
+	__u32 flags;
+	__u32 pad;
+};
+
+struct usage {
+	__u64 used;	   // charged now
+	__u64 charged;	   // sum of all charges
+	__u64 credited;	   // sum of all that frees took off, provisionally or not
+	__u64 peak;	   // greatest `used` since it was last read
+	__u64 allowed, denied, denied_bytes, races, uvm;
+	__u64 event_second, event_count;
+};
+
+struct settings {
+	__u32 params_bytes; // of NV_MEMORY_ALLOCATION_PARAMS: 120, 128; 0: either
+	__u32 commits;	    // the driver's copies are watched: what was not copied out was not given
+	__u32 credit_frees; // a free lowers the charge at once
+	__u32 kill_races;
+	__u32 close_heap; // refuse the heap's own allocation calls, of which no kernel copy can be seen
+	__u32 close_dup;  // refuse duplicates of another container's objects
+	__u32 unmanaged;  // 1: who is neither managed nor exempt opens no GPU
+	__u32 events_per_second;
+};
+
+struct event {
+	__u64 ns, cgroup, size, used, limit;
+	__u32 tgid, tid, kind, class, door, error;
+	char comm[16];
+};
+
+struct chain { __u64 id[CHAIN]; __u32 n; __u32 flags; };
+struct owner { struct chain chain; __u64 bytes, uvm; };
+struct object { __u64 file; __u32 client, handle; };
+struct inflight {
+	struct chain chain;
+	__u64 file, charged, to;
+	__u32 client, handle, nr, class, active, verified, n, pad;
+};
+// What gpufenced asks the programs to do to `usages`.
+struct adjust { __u64 cgroup; __s64 bytes; __u64 used, charged, credited, peak; __u32 found, reset_peak; };
+
+#define MAP(name, kind, n, k, v)                                                                                                        \
+	struct { __uint(type, kind); __uint(max_entries, n); __type(key, k); __type(value, v); } name SEC(".maps")
+MAP(policies, BPF_MAP_TYPE_HASH, 8192, __u64, struct policy);
+MAP(usages, BPF_MAP_TYPE_HASH, 8192, __u64, struct usage);
+MAP(devices, BPF_MAP_TYPE_HASH, 2048, __u32, __u32);
+MAP(exempt, BPF_MAP_TYPE_HASH, 1024, __u64, __u32);
+MAP(files, BPF_MAP_TYPE_HASH, 32768, __u64, struct owner);
+MAP(objects, BPF_MAP_TYPE_HASH, 65536, struct object, __u64);
+MAP(clients, BPF_MAP_TYPE_LRU_HASH, 16384, __u32, __u64);
+MAP(configuration, BPF_MAP_TYPE_ARRAY, 1, __u32, struct settings);
+MAP(stats, BPF_MAP_TYPE_PERCPU_ARRAY, S_COUNT, __u32, __u64);
+struct { __uint(type, BPF_MAP_TYPE_TASK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct inflight); } inflights SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 1 << 18); } events SEC(".maps");
+
+static const struct settings no_settings;
+// So that their names reach the generated Go.
+const enum kind *unused_kind __attribute__((unused));
+const enum event_kind *unused_event_kind __attribute__((unused));
+const enum policy_flags *unused_policy_flags __attribute__((unused));
+const struct event *unused_event __attribute__((unused));
+const enum stat *unused_stat __attribute__((unused));
+
+static __always_inline const struct settings *conf(void)
+{
+	__u32 zero = 0;
+	const struct settings *s = bpf_map_lookup_elem(&configuration, &zero);
+	return s ? s : &no_settings;
+}
+
+static __always_inline void count(__u32 which)
+{
+	__u64 *v = bpf_map_lookup_elem(&stats, &which);
+	if (v)
+		(*v)++;
+}
+
+// From 6.12 on the verifier wants to see that an LSM program gives 0 or an errno.
+static __always_inline int verdict(int r)
+{
+	asm volatile("" : "+r"(r));
+	if (r >= 0)
+		return 0;
+	if (r < -4095)
+		return -EPERM;
+	return r;
+}
+
+// All managed cgroups above the current task, itself included, the innermost last.
+static __always_inline int find(struct chain *c)
+{
+	c->n = 0;
+	c->flags = 0;
+	for (int level = 1; level < LEVELS; level++) {
+		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
+		if (!id)
+			break;
+		struct policy *p = bpf_map_lookup_elem(&policies, &id);
+		if (!p)
+			continue;
+		if (c->n >= CHAIN)
+			return -EPERM;
+		c->id[c->n & (CHAIN - 1)] = id;
+		c->n++;
+		c->flags = p->flags;
+	}
+	return c->n;
+}
+
+static __always_inline __u64 leaf(const struct chain *c) { return c->n ? c->id[(c->n - 1) & (CHAIN - 1)] : 0; }
+
+// Tells gpufenced of a refusal; the first ones of a second only.
+static __always_inline void tell(__u32 kind, __u32 door, __u64 cgroup, __u64 size, __u64 limit, __u32 class, int error)
+{
+	const struct settings *s = conf();
+	struct usage *u = bpf_map_lookup_elem(&usages, &cgroup);
+	__u64 now = bpf_ktime_get_ns(), flags = 0;
+
+	if (u) {
+		__u64 second = now / 1000000000;
+		if (u->event_second != second) {
+			u->event_second = second;
+			u->event_count = 0;
+		}
+		__u64 nth = __sync_fetch_and_add(&u->event_count, 1);
+		if (nth >= s->events_per_second && kind != EV_RACE) {
+			count(S_EVENTS_LOST);
+			return;
+		}
+		if (nth)
+			flags = BPF_RB_NO_WAKEUP; // the first has woken the reader, who drains
+	}
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		count(S_EVENTS_LOST);
+		return;
+	}
+	__u64 id = bpf_get_current_pid_tgid();
+	e->ns = now;
+	e->cgroup = cgroup;
+	e->size = size;
+	e->used = u ? u->used : 0;
+	e->limit = limit;
+	e->tgid = id >> 32;
+	e->tid = (__u32)id;
+	e->kind = kind;
+	e->class = class;
+	e->door = door;
+	e->error = error < 0 ? -error : error;
+	bpf_get_current_comm(e->comm, sizeof(e->comm));
+	bpf_ringbuf_submit(e, flags);
+}
+
+static __always_inline void uncharge(const struct chain *c, __u32 n, __u64 size, int credit)
+{
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= n)
+			break;
+		__u64 id = c->id[i];
+		struct usage *u = bpf_map_lookup_elem(&usages, &id);
+		if (!u)
+			continue;
+		__sync_fetch_and_sub(&u->used, size);
+		if (credit)
+			__sync_fetch_and_add(&u->credited, size);
+		else
+			__sync_fetch_and_sub(&u->charged, size);
+	}
+}
+
+// Charges all of a chain or none. force: the driver has given it already.
+static __always_inline int charge(const struct chain *c, __u64 size, int force, __u32 class)
+{
+	int rc = 0;
+	__u32 done = 0;
+	__u64 over = 0, limit = 0;
+
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= c->n)
+			break;
+		__u64 id = c->id[i];
+		struct usage *u = bpf_map_lookup_elem(&usages, &id);
+		struct policy *p = bpf_map_lookup_elem(&policies, &id);
+		if (!u || !p) {
+			if (force)
+				continue;
+			rc = -ENOMEM; // it is being taken away: nothing more is given
+			break;
+		}
+		__u64 now = __sync_fetch_and_add(&u->used, size) + size;
+		__sync_fetch_and_add(&u->charged, size);
+		done = i + 1;
+		if (!force && (now > p->limit || now < size)) {
+			__sync_fetch_and_add(&u->denied, 1);
+			__sync_fetch_and_add(&u->denied_bytes, size);
+			over = id;
+			limit = p->limit;
+			if (p->flags & F_ENFORCE) {
+				rc = -ENOMEM;
+				break;
+			}
+		}
+		for (int try = 0; try < 8; try++) { // more that rise at once than that come past each other do not matter
+			__u64 was = u->peak;
+			if (now <= was || __sync_val_compare_and_swap(&u->peak, was, now) == was)
+				break;
+		}
+		__sync_fetch_and_add(&u->allowed, 1);
+	}
+	if (over)
+		tell(EV_QUOTA, DOOR_IOCTL, over, size, limit, class, ENOMEM);
+	if (rc) {
+		uncharge(c, done, size, 0);
+		count(S_DENIED);
+	} else {
+		count(S_CHARGED);
+	}
+	return rc;
+}
+
+// As the driver rounds: 2 MiB pages from 2 MiB on, 64 KiB below. No request wraps.
+static __always_inline __u64 rounded(__u64 size)
+{
+	if (size > 1ull << 60)
+		return 1ull << 60;
+	if (size >= 2 << 20)
+		return (size + (2 << 20) - 1) & ~((2ull << 20) - 1);
+	return (size + (64 << 10) - 1) & ~((64ull << 10) - 1);
+}
+
+struct request { __u64 size; __u32 nr, class, client, handle, other, kind; };
+struct params { __u32 owner, type, flags, w, h, pitch, attr, attr2, format, rest[7]; __u64 size; };
+_Static_assert(sizeof(struct params) == 72 && __builtin_offsetof(struct params, size) == 64 && __builtin_offsetof(struct params, attr) == 24, "NV_MEMORY_ALLOCATION_PARAMS");
+
+#define LOCATION(attr) (((attr) >> 25) & 3)
+#define VIRTUAL 0x80000
+static __always_inline int is_device_memory(const struct params *p) { return !(p->flags & VIRTUAL) && LOCATION(p->attr) == 0; }
+
+static __always_inline int get(int sleeps, void *to, __u32 n, __u64 from)
+{
+	return (sleeps ? bpf_copy_from_user(to, n, (void *)from) : bpf_probe_read_user(to, n, (void *)from)) ? -EFAULT : 0;
+}
+
+static __always_inline int is_admin(void)
+{
+	struct task_struct *t = bpf_get_current_task_btf();
+	__u32 low = 0; // CAP_SYS_ADMIN is 21, in the low word of either layout that kernels had
+	const void *caps = __builtin_preserve_access_index(&t->cred->cap_effective);
+	if (bpf_probe_read_kernel(&low, sizeof(low), caps))
+		return 1;
+	return low >> 21 & 1;
+}
+
+// What a request asks for. 0: pass on, with r->size to be charged; else the errno, with r->kind.
+static __always_inline int decode(int sleeps, __u32 cmd, __u64 arg, struct request *r)
+{
+	__u32 nr = cmd & 0xff, size = cmd >> 16 & 0x3fff;
+
+	r->kind = EV_MALFORMED;
+	if (nr == 0xd3) { // NV_ESC_IOCTL_XFER_CMD: the request lies elsewhere; the driver follows once
+		struct { __u32 cmd, size; __u64 at; } x;
+		if (size != sizeof(x))
+			return -EINVAL;
+		if (get(sleeps, &x, sizeof(x), arg))
+			return -EFAULT;
+		nr = x.cmd;
+		size = x.size;
+		arg = x.at;
+	}
+	r->nr = nr;
+	switch (nr) {
+	case 0x2b: { // NV_ESC_RM_ALLOC: NVOS21 or NVOS64
+		struct { __u32 root, parent, handle, class; __u64 params; } a;
+		struct params p;
+		if (size != 32 && size != 40 && size != 48)
+			return -EINVAL;
+		if (get(sleeps, &a, sizeof(a), arg))
+			return -EFAULT;
+		r->class = a.class;
+		r->client = a.root;
+		r->handle = a.handle;
+		if (a.class == 0xc2 || (a.class >= 0x81 && a.class <= 0x83)) { // windows on memory that is somebody else's
+			r->kind = EV_CLASS;
+			return -EPERM;
+		}
+		if (a.class != 0x40 && a.class != 0x90ce && a.class != 0x3e && a.class != 0x50a0)
+			return 0;
+		if (get(sleeps, &p, sizeof(p), a.params))
+			return -EFAULT;
+		// The class alone decides nothing: another thread can change it. What looks like device memory is charged.
+		if (a.class == 0x40 || a.class == 0x90ce || is_device_memory(&p))
+			r->size = rounded(p.size);
+		return 0;
+	}
+	case 0x4a: { // NV_ESC_RM_VID_HEAP_CONTROL: NVOS32
+		struct { __u32 root, parent, fn, rest1[8], memory, type, flags, w56, w60, w64, rest2[3], w80[2], w88[2]; } a;
+		_Static_assert(__builtin_offsetof(typeof(a), memory) == 44 && __builtin_offsetof(typeof(a), w56) == 56 && __builtin_offsetof(typeof(a), w80) == 80 && sizeof(a) == 96, "NVOS32");
+		__u32 attr;
+		__u64 bytes;
+		if (size != 184)
+			return -EINVAL;
+		if (get(sleeps, &a, sizeof(a), arg))
+			return -EFAULT;
+		r->client = a.root;
+		r->handle = a.memory;
+		if (a.fn == 2) {
+			attr = a.w56;
+			bytes = a.w88[0] | (__u64)a.w88[1] << 32;
+		} else if (a.fn == 14) {
+			attr = a.w56;
+			bytes = a.w80[0] | (__u64)a.w80[1] << 32;
+		} else if (a.fn == 6) {
+			attr = a.w64;
+			bytes = (__u64)a.w56 * a.w60;
+		} else {
+			if (a.fn == 3 || a.fn == 20)
+				r->nr = 0x29;
+			return 0;
+		}
+		if (a.flags & VIRTUAL || (LOCATION(attr) != 0 && LOCATION(attr) != 3)) {
+			// At strict another thread could change it: of these there is no copy to look at again.
+			if (!conf()->close_heap)
+				return 0;
+		}
+		if (conf()->close_heap) {
+			r->kind = EV_HEAP;
+			return -EPERM;
+		}
+		r->class = 0x40;
+		r->size = rounded(bytes);
+		return 0;
+	}
+	case 0x27: { // NV_ESC_RM_ALLOC_MEMORY: host memory, and for administrators windows on the device's
+		struct { __u32 root, parent, handle, class; } a;
+		if (size != 56 && size != 48)
+			return -EINVAL;
+		if (get(sleeps, &a, sizeof(a), arg))
+			return -EFAULT;
+		r->class = a.class;
+		// The class could be changed by another thread, so an administrator's is refused by the call.
+		if (is_admin() && (a.class == 0x40 || a.class == 0xc2 || (a.class >= 0x81 && a.class <= 0x83))) {
+			r->kind = EV_CLASS;
+			return -EPERM;
+		}
+		return 0;
+	}
+	case 0x29: { // NV_ESC_RM_FREE: NVOS00
+		struct { __u32 root, parent, handle, status; } a;
+		if (size != sizeof(a))
+			return -EINVAL;
+		if (get(sleeps, &a, sizeof(a), arg))
+			return -EFAULT;
+		r->client = a.root;
+		r->handle = a.handle;
+		return 0;
+	}
+	case 0x34: { // NV_ESC_RM_DUP_OBJECT: NVOS55
+		struct { __u32 client, parent, object, source; } a;
+		if (size != 28)
+			return -EINVAL;
+		if (get(sleeps, &a, sizeof(a), arg))
+			return -EFAULT;
+		r->client = a.client;
+		r->other = a.source;
+		return 0;
+	}
+	}
+	return 0;
+}
+
+// A free's credit, where the object is known and was charged to this container.
+static __always_inline void credit(const struct chain *c, const struct request *r, __u64 file)
+{
+	struct object key = { .file = file, .client = r->client, .handle = r->handle };
+	struct owner *o = bpf_map_lookup_elem(&files, &file);
+	__u64 *size = bpf_map_lookup_elem(&objects, &key);
+
+	if (!o || !size || leaf(&o->chain) != leaf(c) || !conf()->credit_frees || c->flags & F_NO_CREDIT)
+		return;
+	__u64 bytes = *size;
+	if (bpf_map_delete_elem(&objects, &key))
+		return; // another thread frees the same
+	__sync_fetch_and_sub(&o->bytes, bytes);
+	struct chain chain = o->chain;
+	uncharge(&chain, chain.n, bytes, 1);
+}
+
+// The file that a charge belongs to goes with it when it closes.
+static __always_inline int own(const struct chain *c, __u64 file, __u64 size, __u64 uvm)
+{
+	struct owner *o = bpf_map_lookup_elem(&files, &file);
+	if (!o) {
+		struct owner fresh = { .chain = *c };
+		bpf_map_update_elem(&files, &file, &fresh, BPF_NOEXIST); // another thread's is as good
+		o = bpf_map_lookup_elem(&files, &file);
+		if (!o)
+			return -ENOMEM;
+	}
+	if (leaf(&o->chain) != leaf(c))
+		return -EPERM;
+	__sync_fetch_and_add(&o->bytes, size);
+	__sync_fetch_and_add(&o->uvm, uvm);
+	return 0;
+}
+
+static __always_inline int door(int sleeps, int compat, struct file *file, __u32 cmd, __u64 arg)
+{
+	count(S_CALLS);
+	__u32 rdev = file->f_inode->i_rdev;
+	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
+	if (!kind)
+		return 0;
+	count(S_DEVICE);
+	struct chain c = {};
+	int rc = find(&c);
+	if (!rc)
+		return 0;
+	if (rc < 0)
+		return rc;
+	__u32 k = *kind & 0xff;
+	if ((k == KIND_CANARY) != !!(c.flags & F_CANARY) || k == KIND_UVM)
+		return 0;
+	count(S_MANAGED);
+	int enforce = c.flags & F_ENFORCE;
+	if (compat) { // CUDA is 64-bit; this door cannot fault pages in, so it stays closed
+		tell(EV_COMPAT, DOOR_COMPAT, leaf(&c), 0, 0, 0, EPERM);
+		return enforce ? -EPERM : 0;
+	}
+	struct request r = {};
+	rc = decode(sleeps, cmd, arg, &r);
+	if (rc) {
+		tell(r.kind, DOOR_IOCTL, leaf(&c), 0, 0, r.class, rc);
+		return enforce ? rc : 0;
+	}
+	__u64 f = (__u64)file;
+	if (r.nr == 0x29) {
+		credit(&c, &r, f);
+		return 0;
+	}
+	if (r.nr == 0x34) {
+		__u64 *who = bpf_map_lookup_elem(&clients, &r.other);
+		if (conf()->close_dup && who && *who != leaf(&c)) {
+			tell(EV_DUP, DOOR_IOCTL, leaf(&c), 0, 0, 0, EPERM);
+			return enforce ? -EPERM : 0;
+		}
+		return 0;
+	}
+	if (r.nr != 0x2b && !r.size)
+		return 0;
+	if (r.size) {
+		rc = charge(&c, r.size, 0, r.class);
+		if (rc)
+			return rc;
+		rc = own(&c, f, r.size, 0);
+		if (rc) {
+			uncharge(&c, c.n, r.size, 0);
+			tell(rc == -EPERM ? EV_FOREIGN : EV_FULL, DOOR_IOCTL, leaf(&c), r.size, 0, r.class, rc);
+			return enforce ? rc : 0;
+		}
+		if (r.handle) { // a handle that the driver chooses is not known: gpufenced's look at NVML lowers that charge
+			struct object key = { .file = f, .client = r.client, .handle = r.handle };
+			bpf_map_update_elem(&objects, &key, &r.size, BPF_NOEXIST);
+		}
+	}
+	// Also where nothing was charged: the class can be another by the time the driver reads it.
+	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!p) {
+		if (!conf()->commits)
+			return 0;
+		uncharge(&c, c.n, r.size, 0);
+		return enforce ? -ENOMEM : 0;
+	}
+	p->chain = c;
+	p->file = f;
+	p->charged = r.size;
+	p->client = r.client;
+	p->handle = r.handle;
+	p->nr = r.nr;
+	p->class = r.class;
+	p->verified = 0;
+	p->active = 1;
+	return 0;
+}
+
+static __always_inline int open_door(struct file *file)
+{
+	__u32 rdev = file->f_inode->i_rdev;
+	if (!rdev)
+		return 0;
+	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
+	if (!kind)
+		return 0;
+	struct chain c = {};
+	int rc = find(&c);
+	if (rc < 0)
+		return rc;
+	__u32 k = *kind & 0xff;
+	if (k == KIND_CANARY)
+		return 0;
+	if (!rc) {
+		if (!conf()->unmanaged)
+			return 0;
+		for (int level = 0; level < LEVELS; level++) {
+			__u64 id = bpf_get_current_ancestor_cgroup_id(level);
+			if (!id)
+				break;
+			if (bpf_map_lookup_elem(&exempt, &id))
+				return 0;
+		}
+		__u64 me = bpf_get_current_cgroup_id();
+		tell(EV_UNMANAGED, DOOR_OPEN, me, 0, 0, rdev, EPERM);
+		return -EPERM;
+	}
+	// The innermost decides: what a pod was granted is the sum of its containers'.
+	__u64 id = leaf(&c);
+	struct policy *p = bpf_map_lookup_elem(&policies, &id);
+	if (!p)
+		return -EPERM;
+	int open = 0;
+	if (k == KIND_GPU) {
+		__u32 minor = *kind >> 8 & 0xff;
+		open = p->minors[minor >> 6 & 3] >> (minor & 63) & 1;
+	} else if (k == KIND_CTL || k == KIND_UVM) {
+		open = !!(p->flags & F_GPU);
+	}
+	if (open)
+		return 0;
+	tell(EV_OPEN, DOOR_OPEN, id, 0, 0, rdev, EPERM);
+	return p->flags & F_ENFORCE ? -EPERM : 0;
+}
+
+static __always_inline int mmap_door(struct file *file)
+{
+	if (!file)
+		return 0;
+	__u32 rdev = file->f_inode->i_rdev;
+	if (!rdev)
+		return 0;
+	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
+	if (!kind || (*kind & 0xff) != KIND_UVM)
+		return 0;
+	struct chain c = {};
+	int rc = find(&c);
+	if (rc <= 0)
+		return rc;
+	struct task_struct *t = bpf_get_current_task_btf();
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(t);
+	__u64 id = leaf(&c), bytes = BPF_CORE_READ(regs, si);
+	struct policy *p = bpf_map_lookup_elem(&policies, &id);
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	if (!p || !u)
+		return -EPERM;
+	int enforce = p->flags & F_ENFORCE && p->flags & F_UVM;
+	if (t->thread_info.status & 2 /* TS_COMPAT */) { // its length is in another register
+		tell(EV_COMPAT, DOOR_MMAP, id, 0, 0, 0, EPERM);
+		return enforce ? -EPERM : 0;
+	}
+	__u64 now = __sync_fetch_and_add(&u->uvm, bytes) + bytes;
+	rc = own(&c, (__u64)file, 0, bytes);
+	if (now > p->uvm_limit || now < bytes || rc) {
+		tell(EV_UVM, DOOR_MMAP, id, bytes, p->uvm_limit, 0, ENOMEM);
+		if (enforce) {
+			__sync_fetch_and_sub(&u->uvm, bytes);
+			__u64 f = (__u64)file;
+			struct owner *o = bpf_map_lookup_elem(&files, &f);
+			if (!rc && o)
+				__sync_fetch_and_sub(&o->uvm, bytes);
+			return rc ? rc : -ENOMEM;
+		}
+	}
+	return 0;
+}
+
+// The doors, as LSM programs, which may sleep for a page of the request, and as replacements of the hooks'
+// return values for kernels where `bpf` is not among the security modules.
+SEC("lsm.s/file_ioctl")
+int lsm_ioctl(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : door(1, 0, (struct file *)ARG(0), (__u32)ARG(1), ARG(2))); }
+SEC("lsm/file_ioctl_compat")
+int lsm_compat(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : door(0, 1, (struct file *)ARG(0), (__u32)ARG(1), ARG(2))); }
+SEC("lsm/file_open")
+int lsm_open(__u64 *ctx) { return verdict((int)ARG(1) ? (int)ARG(1) : open_door((struct file *)ARG(0))); }
+SEC("lsm/mmap_file")
+int lsm_mmap(__u64 *ctx) { return verdict((int)ARG(4) ? (int)ARG(4) : mmap_door((struct file *)ARG(0))); }
+
+SEC("fmod_ret/security_file_ioctl")
+int mod_ioctl(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : door(0, 0, (struct file *)ARG(0), (__u32)ARG(1), ARG(2))); }
+SEC("fmod_ret/security_file_ioctl_compat")
+int mod_compat(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : door(0, 1, (struct file *)ARG(0), (__u32)ARG(1), ARG(2))); }
+SEC("fmod_ret/security_file_open")
+int mod_open(__u64 *ctx) { return verdict((int)ARG(1) ? (int)ARG(1) : open_door((struct file *)ARG(0))); }
+SEC("fmod_ret/security_mmap_file")
+int mod_mmap(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : mmap_door((struct file *)ARG(0))); }
+
+// The last reference to an open device is gone, and with it everything that was taken through it. This is
+// the kernel's own word, so it is credit at every level.
+SEC("fentry/security_file_free")
+int file_gone(__u64 *ctx)
+{
+	__u64 f = ARG(0);
+	struct owner *o = bpf_map_lookup_elem(&files, &f);
+	if (!o)
+		return 0;
+	struct owner last = *o;
+	bpf_map_delete_elem(&files, &f);
+	if (last.bytes)
+		uncharge(&last.chain, last.chain.n, last.bytes, 1);
+	__u64 id = leaf(&last.chain);
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	if (u && last.uvm)
+		__sync_fetch_and_sub(&u->uvm, last.uvm);
+	return 0;
+}
+
+static __always_inline struct inflight *flying(void)
+{
+	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, 0);
+	return p && p->active ? p : 0;
+}
+
+static __always_inline int is_params(__u32 n)
+{
+	__u32 want = conf()->params_bytes;
+	return want ? n == want : n == 120 || n == 128;
+}
+
+// The kernel's own copy, which no thread of the container can change any more. What it asks for beyond what
+// was charged was changed after the door: nobody does that by accident.
+static __always_inline void look(struct inflight *p, __u64 copy, __u32 n, int out)
+{
+	struct params k;
+	if (bpf_probe_read_kernel(&k, sizeof(k), (void *)copy))
+		return;
+	__u64 size = is_device_memory(&k) ? rounded(k.size) : 0;
+	if (size > p->charged) {
+		__u64 more = size - p->charged, id = leaf(&p->chain);
+		struct chain c = p->chain;
+		charge(&c, more, 1, p->class);
+		__u64 f = p->file;
+		struct owner *o = bpf_map_lookup_elem(&files, &f);
+		if (o && leaf(&o->chain) == id)
+			__sync_fetch_and_add(&o->bytes, more);
+		else
+			own(&c, f, more, 0);
+		p->charged = size;
+		// On the way out the driver has put what it gave, which may be more than was asked for.
+		int proven = !(out && p->verified) && !(n == 120 && p->class == 0xb1);
+		struct usage *u = bpf_map_lookup_elem(&usages, &id);
+		if (proven) {
+			if (u)
+				__sync_fetch_and_add(&u->races, 1);
+			tell(EV_RACE, DOOR_COPY, id, size, 0, p->class, 0);
+			struct policy *pol = bpf_map_lookup_elem(&policies, &id);
+			if (conf()->kill_races && pol && pol->flags & F_ENFORCE)
+				bpf_send_signal(9);
+		}
+	}
+	p->verified = 1;
+}
+
+static __always_inline void copied_in(__u64 to, __u32 n)
+{
+	struct inflight *p = flying();
+	if (p && is_params(n))
+		look(p, to, n, 0);
+}
+
+static __always_inline void copied_out(__u64 from, __u32 n)
+{
+	struct inflight *p = flying();
+	if (!p || !is_params(n))
+		return;
+	look(p, from, n, 1);
+	// It was given. The driver has found this client to be this file's.
+	__u32 client = p->client;
+	__u64 id = leaf(&p->chain);
+	bpf_map_update_elem(&clients, &client, &id, BPF_ANY);
+	p->charged = 0;
+	p->active = 0;
+	count(S_COMMITS);
+}
+
+// The request has ended, and nothing was copied out: nothing was given.
+static __always_inline void ended(void)
+{
+	struct inflight *p = flying();
+	if (!p)
+		return;
+	p->active = 0;
+	if (!conf()->commits || !p->charged || p->nr != 0x2b)
+		return;
+	__u64 f = p->file, bytes = p->charged;
+	struct chain c = p->chain;
+	struct object key = { .file = f, .client = p->client, .handle = p->handle };
+	bpf_map_delete_elem(&objects, &key);
+	struct owner *o = bpf_map_lookup_elem(&files, &f);
+	if (!o)
+		return;
+	__sync_fetch_and_sub(&o->bytes, bytes);
+	uncharge(&c, c.n, bytes, 1);
+	count(S_ROLLBACKS);
+}
+
+SEC("fexit/os_memcpy_from_user")
+int copy_in(__u64 *ctx) { copied_in(ARG(0), (__u32)ARG(2)); return 0; }
+SEC("fentry/os_memcpy_to_user")
+int copy_out(__u64 *ctx) { copied_out(ARG(1), (__u32)ARG(2)); return 0; }
+SEC("fexit/nvidia_unlocked_ioctl")
+int request_end(__u64 *ctx) { ended(); return 0; }
+
+// The same for drivers whose module has no type information.
+SEC("kprobe/os_memcpy_from_user")
+int probe_copy_in(struct pt_regs *ctx)
+{
+	struct inflight *p = flying();
+	if (p) {
+		p->to = ctx->di;
+		p->n = (__u32)ctx->dx;
+	}
+	return 0;
+}
+SEC("kretprobe/os_memcpy_from_user")
+int probe_copied_in(struct pt_regs *ctx)
+{
+	struct inflight *p = flying();
+	if (p && p->n) {
+		__u64 to = p->to;
+		__u32 n = p->n;
+		p->n = 0;
+		if (is_params(n))
+			look(p, to, n, 0);
+	}
+	return 0;
+}
+SEC("kprobe/os_memcpy_to_user")
+int probe_copy_out(struct pt_regs *ctx) { copied_out(ctx->si, (__u32)ctx->dx); return 0; }
+SEC("kretprobe/nvidia_unlocked_ioctl")
+int probe_request_end(struct pt_regs *ctx) { ended(); return 0; }
+
+// gpufenced's hand on `usages`: adds to it and reads it in one go.
+SEC("syscall")
+int adjust_usage(struct adjust *a)
+{
+	__u64 id = a->cgroup;
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	if (!u)
+		return 0;
+	a->found = 1;
+	if (a->bytes)
+		__sync_fetch_and_add(&u->used, (__u64)a->bytes);
+	a->used = u->used;
+	a->charged = u->charged;
+	a->credited = u->credited;
+	a->peak = u->peak > u->used ? u->peak : u->used;
+	if (a->reset_peak)
+		u->peak = u->used;
+	return 0;
+}

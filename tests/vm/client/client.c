@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a program in a container may ask the driver for, honest and not, with the real request layouts. Each
+// argument is a step, "name:number:number"; each prints one line: the step, errno, the driver's status, the
+// bytes that the stand-in driver holds for this open file.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef uint32_t u32;
+typedef uint64_t u64;
+
+struct nvos21 { u32 root, parent, handle, class; u64 params; u32 size, status; };
+struct nvos64 { u32 root, parent, handle, class; u64 params, rights; u32 size, flags, status, pad; };
+struct nvos00 { u32 root, parent, handle, status; };
+struct xfer { u32 cmd, size; u64 at; };
+struct params { u32 owner, type, flags, w, h, pitch, attr, attr2, format, cc, zc, pad; u64 lo, hi, size, align, offset, limit, address; u32 ctag, va, internal, tag; int numa; u32 end; };
+struct counts { u64 file, held, peak, allocations, window; };
+_Static_assert(sizeof(struct params) == 128 && __builtin_offsetof(struct params, size) == 64, "");
+_Static_assert(sizeof(struct nvos21) == 32 && sizeof(struct nvos64) == 48, "");
+
+#define IOC(nr, size) (3u << 30 | (u32)(size) << 16 | 'F' << 8 | (nr))
+#define CLIENT 0xc1d00001u
+
+static int fd = -1;
+static u32 status;
+
+static struct counts counts(void)
+{
+	struct counts c = {0};
+	ioctl(fd, IOC(0xf0, sizeof(c)), &c);
+	return c;
+}
+
+static int os64(u64 bytes, u32 handle, u32 class, u32 attr, u32 flags)
+{
+	struct params p = {.size = bytes, .attr = attr, .flags = flags};
+	struct nvos64 a = {CLIENT, CLIENT, handle, class, (u64)&p, 0, sizeof(p), 0, 0, 0};
+	int rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a);
+	status = a.status;
+	return rc;
+}
+
+static int os21(u64 bytes, u32 handle)
+{
+	struct params p = {.size = bytes};
+	struct nvos21 a = {CLIENT, CLIENT, handle, 0x40, (u64)&p, sizeof(p), 0};
+	int rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a);
+	status = a.status;
+	return rc;
+}
+
+static int xfer(u64 bytes, u32 handle)
+{
+	struct params p = {.size = bytes};
+	struct nvos64 a = {CLIENT, CLIENT, handle, 0x40, (u64)&p, 0, sizeof(p), 0, 0, 0};
+	struct xfer x = {0x2b, sizeof(a), (u64)&a};
+	int rc = ioctl(fd, IOC(0xd3, sizeof(x)), &x);
+	status = a.status;
+	return rc;
+}
+
+static int heap(u32 fn, u64 bytes, u32 handle)
+{
+	unsigned char b[184] = {0};
+	*(u32 *)b = CLIENT;
+	*(u32 *)(b + 8) = fn;
+	*(u32 *)(b + 44) = handle;
+	if (fn == 2)
+		*(u64 *)(b + 88) = bytes;
+	else if (fn == 14)
+		*(u64 *)(b + 80) = bytes;
+	else if (fn == 6) { // height times pitch
+		*(u32 *)(b + 56) = bytes >> 12;
+		*(u32 *)(b + 60) = 4096;
+	}
+	int rc = ioctl(fd, IOC(0x4a, sizeof(b)), b);
+	status = *(u32 *)(b + 20);
+	return rc;
+}
+
+static int drop(u32 handle)
+{
+	struct nvos00 a = {CLIENT, CLIENT, handle, 0};
+	int rc = ioctl(fd, IOC(0x29, sizeof(a)), &a);
+	status = a.status;
+	return rc;
+}
+
+#ifdef __x86_64__
+static int compat(u64 bytes, u32 handle)
+{
+	char *low = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	struct params *p = (void *)low;
+	struct nvos64 *a = (void *)(low + 512);
+	long rc;
+	p->size = bytes;
+	*a = (struct nvos64){CLIENT, CLIENT, handle, 0x40, (u64)p, 0, sizeof(*p), 0, 0, 0};
+	__asm__ volatile("int $0x80" : "=a"(rc) : "a"(54L), "b"((long)fd), "c"((long)IOC(0x2b, sizeof(*a))), "d"((long)(u32)(u64)a) : "memory", "r8", "r9", "r10", "r11");
+	status = a->status;
+	errno = (int)-rc;
+	return (int)rc < 0 ? -1 : 0;
+}
+#endif
+
+/* One thread asks, another changes what is asked for. */
+static volatile int racing;
+static volatile u64 *flipped;
+static u64 flip_a, flip_b;
+static void *flipper(void *x)
+{
+	(void)x;
+	while (racing) {
+		*flipped = flip_a;
+		for (int i = 0; i < 40; i++)
+			__asm__ volatile("pause");
+		*flipped = flip_b;
+		for (int i = 0; i < 40; i++)
+			__asm__ volatile("pause");
+	}
+	return 0;
+}
+
+struct shared { u64 tries, passed, refused, escaped, most; };
+
+/* Asks until it is killed or has asked n times. What it finds itself to hold after a request that should not
+   have been let through is an escape: the process lived to use it. */
+static void race(struct shared *s, u64 n, u64 small, u64 big, u64 limit)
+{
+	struct params p = {.size = small};
+	pthread_t t;
+	flipped = &p.size;
+	flip_a = small;
+	flip_b = big;
+	racing = 1;
+	pthread_create(&t, 0, flipper, 0);
+	for (u64 i = 0; i < n; i++) {
+		struct nvos64 a = {CLIENT, CLIENT, 0x100, 0x40, (u64)&p, 0, sizeof(p), 0, 0, 0};
+		__sync_fetch_and_add(&s->tries, 1);
+		int rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a);
+		if (rc) {
+			__sync_fetch_and_add(&s->refused, 1);
+			continue;
+		}
+		__sync_fetch_and_add(&s->passed, 1);
+		u64 have = counts().file;
+		if (have > s->most)
+			s->most = have;
+		if (have > limit)
+			__sync_fetch_and_add(&s->escaped, 1);
+		drop(0x100);
+	}
+	racing = 0;
+	pthread_join(t, 0);
+}
+
+/* Frees that the door sees and the driver does not. */
+static void forge(u64 n, u64 bytes)
+{
+	struct nvos00 *a = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	pthread_t t;
+	*a = (struct nvos00){CLIENT, CLIENT, 0, 0};
+	flipped = (u64 *)&a->handle; // and the status, which is nobody's
+	racing = 1;
+	flip_a = flip_b = 0;
+	pthread_create(&t, 0, flipper, 0);
+	u32 handle = 0x5000;
+	for (u64 i = 0; i < n; i++) {
+		if (os64(bytes, ++handle, 0x40, 0, 0) || status) {
+			usleep(2000);
+			continue;
+		}
+		flip_a = handle;
+		flip_b = 0xdead;
+		for (int j = 0; j < 30; j++)
+			ioctl(fd, IOC(0x29, sizeof(*a)), a);
+		printf("forge:%llu 0 0 %llu\n", (unsigned long long)i, (unsigned long long)counts().file);
+		fflush(stdout);
+	}
+	racing = 0;
+	pthread_join(t, 0);
+}
+
+static int unix_socket(const char *path, int serve)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	int s = socket(AF_UNIX, SOCK_STREAM, 0);
+	strncpy(a.sun_path, path, sizeof(a.sun_path) - 1);
+	if (!serve) {
+		for (int i = 0; i < 1000 && connect(s, (void *)&a, sizeof(a)); i++)
+			usleep(10000);
+		return s;
+	}
+	bind(s, (void *)&a, sizeof(a));
+	listen(s, 1);
+	return accept(s, 0, 0);
+}
+
+static void pass(int s, int *what, int send)
+{
+	char byte = 0, control[CMSG_SPACE(sizeof(int))] = {0};
+	struct iovec io = {&byte, 1};
+	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+	if (send) {
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), what, sizeof(int));
+		sendmsg(s, &m, 0);
+		recv(s, &byte, 1, 0); // until the other has ended
+	} else if (recvmsg(s, &m, 0) > 0 && (c = CMSG_FIRSTHDR(&m)))
+		memcpy(what, CMSG_DATA(c), sizeof(int));
+}
+
+int main(int argc, char **argv)
+{
+	setlinebuf(stdout);
+	fd = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+	for (int i = 1; i < argc; i++) {
+		char name[32] = {0}, path[128] = {0};
+		u64 v[4] = {0};
+		sscanf(argv[i], "%31[a-z0-9]:%llu:%llu:%llu:%llu", name, (unsigned long long *)v, (unsigned long long *)(v + 1), (unsigned long long *)(v + 2), (unsigned long long *)(v + 3));
+		sscanf(argv[i], "%31[a-z0-9]:%127s", name, path);
+		int rc = 0;
+		errno = 0;
+		status = 0;
+#define IS(s) !strcmp(name, s)
+		if (IS("os64")) rc = os64(v[0], v[1], 0x40, 0, 0);
+		else if (IS("os21")) rc = os21(v[0], v[1]);
+		else if (IS("xfer")) rc = xfer(v[0], v[1]);
+		else if (IS("heap2")) rc = heap(2, v[0], v[1]);
+		else if (IS("heap6")) rc = heap(6, v[0], v[1]);
+		else if (IS("heap14")) rc = heap(14, v[0], v[1]);
+		else if (IS("system")) rc = os64(v[0], v[1], 0x3e, 1u << 25, 0);
+		else if (IS("virtual")) rc = os64(v[0], v[1], 0x50a0, 0, 0x80000);
+		else if (IS("class")) rc = os64(v[0], v[1], v[2], 0, 0);
+		else if (IS("free")) rc = drop(v[0]);
+#ifdef __x86_64__
+		else if (IS("compat")) rc = compat(v[0], v[1]);
+#endif
+		else if (IS("null")) { struct nvos64 a = {CLIENT, CLIENT, 1, 0x40, 0, 0, 128, 0, 0, 0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a); }
+		else if (IS("short")) { char a[36] = {0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), a); }
+		else if (IS("dup")) { u32 a[7] = {CLIENT, CLIENT, 1, v[0], 1, 0, 0}; rc = ioctl(fd, IOC(0x34, sizeof(a)), a); }
+		else if (IS("mmap")) { int u = open("/dev/nvidia-uvm", O_RDWR); rc = u < 0 || mmap(0, v[0], PROT_READ | PROT_WRITE, MAP_SHARED, u, 0) == MAP_FAILED ? -1 : 0; }
+		else if (IS("open")) { rc = open(path, O_RDWR); if (rc >= 0) { close(rc); rc = 0; } }
+		else if (IS("sleep")) usleep(v[0] * 1000);
+		else if (IS("reopen")) { close(fd); fd = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC); rc = fd < 0 ? -1 : 0; }
+		else if (IS("fork")) { fflush(stdout); pid_t p = fork(); if (p) { int w; waitpid(p, &w, 0); return WIFEXITED(w) ? WEXITSTATUS(w) : 1; } }
+		else if (IS("send")) pass(unix_socket(path, 1), &fd, 1);
+		else if (IS("receive")) { int got = -1; pass(unix_socket(path, 0), &got, 0); if (fd >= 0) close(fd); fd = got; rc = fd < 0 ? -1 : 0; }
+		else if (IS("churn")) { // n times: allocate, free, at once
+			u64 refused = 0;
+			for (u64 k = 0; k < v[0]; k++) {
+				if (os64(v[1], 0x200 + k, 0x40, 0, 0) || status) refused++;
+				else drop(0x200 + k);
+				if (v[2]) usleep(v[2] * 1000);
+			}
+			printf("%s refused %llu\n", argv[i], (unsigned long long)refused);
+			continue;
+		} else if (IS("threads")) { // 8 at once, each v[0] times v[1] bytes
+			u64 *passed = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+			for (int t = 0; t < 8; t++)
+				if (!fork()) { for (u64 k = 0; k < v[0]; k++) if (!os64(v[1], 0x10000 * (t + 1) + k, 0x40, 0, 0) && !status) __sync_fetch_and_add(passed, 1); _exit(0); }
+			while (wait(0) > 0) ;
+			printf("%s passed %llu\n", argv[i], (unsigned long long)*passed);
+			continue;
+		} else if (IS("forge")) { forge(v[0], v[1]); continue; }
+		else if (IS("race")) { // tries in all, small, big, limit; a process that was killed is replaced
+			struct shared *s = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+			u64 killed = 0;
+			while (s->passed + killed < v[0]) {
+				pid_t p = fork();
+				if (!p) {
+					close(fd);
+					fd = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+					race(s, v[0], v[1], v[2], v[3]);
+					_exit(0);
+				}
+				int w;
+				waitpid(p, &w, 0);
+				if (WIFSIGNALED(w)) killed++;
+			}
+			struct counts c = counts();
+			printf("race tries %llu reached %llu killed %llu refused %llu escaped %llu most %llu taken-above %llu\n", (unsigned long long)s->tries,
+			       (unsigned long long)c.allocations, (unsigned long long)killed, (unsigned long long)s->refused, (unsigned long long)s->escaped, (unsigned long long)s->most, (unsigned long long)c.window);
+			continue;
+		} else if (IS("counts")) {
+			struct counts c = counts();
+			printf("counts held %llu peak %llu allocations %llu window %llu\n", (unsigned long long)c.held, (unsigned long long)c.peak, (unsigned long long)c.allocations, (unsigned long long)c.window);
+			continue;
+		} else if (IS("anew")) { struct counts c; rc = ioctl(fd, IOC(0xf1, 0), &c); }
+		else { fprintf(stderr, "client: unknown step %s\n", argv[i]); return 2; }
+		int e = rc < 0 ? errno : 0;
+		u32 st = status;
+		printf("%s %d %u %llu\n", argv[i], e, st, fd < 0 ? 0ull : (unsigned long long)counts().file);
+	}
+	return 0;
+}
