@@ -80,7 +80,7 @@ type containerd struct {
 	s      *site
 	dir    string // on the disk
 	daemon *process
-	pods   map[string][2]string // name: pod and container
+	pods   pods
 }
 
 func (c *containerd) is() quota.Engine {
@@ -137,7 +137,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 }
 
 func (c *containerd) up(ctx context.Context, t *testing.T, s *site) {
-	c.s, c.dir, c.pods = s, filepath.Join(s.disk, c.set), map[string][2]string{}
+	c.s, c.dir = s, filepath.Join(s.disk, c.set)
+	c.pods = pods{s: s, dir: c.dir, endpoint: "unix://" + c.sock(), ids: map[string][2]string{}}
 	must(t, errors.Join(os.MkdirAll(filepath.Join(c.dir, "conf.d"), 0o755), os.MkdirAll(filepath.Join(c.dir, "cni"), 0o755)))
 	text := strings.NewReplacer("@DIR@", c.dir, "@STATE@", s.Path(c.set), "@SOCK@", c.sock(), "@PAUSE@", pauseImage).Replace(containerdConfig[c.set])
 	must(t, os.WriteFile(filepath.Join(c.dir, "config.toml"), []byte(text), 0o600))
@@ -146,7 +147,7 @@ func (c *containerd) up(ctx context.Context, t *testing.T, s *site) {
 	c.daemon, err = start(c.set, filepath.Join(c.dir, "log"), []string{gpufenceEnv(s), "PATH=" + filepath.Dir(c.bin("containerd")) + ":" + os.Getenv("PATH")},
 		c.bin("containerd"), "-c", filepath.Join(c.dir, "config.toml"))
 	must(t, err)
-	must(t, c.daemon.ready(ctx, func() error { _, err := c.crictl(ctx, "info", "-q"); return err }))
+	must(t, c.daemon.ready(ctx, func() error { _, err := c.pods.crictl(ctx, "info", "-q"); return err }))
 	for _, ns := range []string{"k8s.io", "default"} {
 		for _, image := range s.images {
 			_, err := s.run(ctx, c.bin("ctr"), "-a", c.sock(), "-n", ns, "images", "import", image)
@@ -155,18 +156,13 @@ func (c *containerd) up(ctx context.Context, t *testing.T, s *site) {
 	}
 }
 
-func (c *containerd) crictl(ctx context.Context, args ...string) (string, error) {
-	endpoint := "unix://" + c.sock()
-	return c.s.run(ctx, c.s.bins["crictl/crictl"], append([]string{"-r", endpoint, "-i", endpoint, "--timeout", "60s"}, args...)...)
-}
-
 func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
 	return c.s.run(ctx, c.bin("ctr"), append([]string{"-a", c.sock()}, args...)...)
 }
 
 func (c *containerd) start(ctx context.Context, r request) (begun, error) {
 	if c.cri {
-		return c.startPod(ctx, r)
+		return c.pods.start(ctx, r)
 	}
 	args := []string{"-a", c.sock(), "run", "--rm", "--runtime", "io.containerd.runc.v2", "--runc-binary", filepath.Join(c.s.dist, "bin/gpufence-runtime"), "--env", "NVIDIA_VISIBLE_DEVICES=0"}
 	if r.limit != "" {
@@ -177,84 +173,16 @@ func (c *containerd) start(ctx context.Context, r request) (begun, error) {
 	return foreground{p}, err
 }
 
-// startPod makes a pod with one container by the CRI, as a kubelet does.
-func (c *containerd) startPod(ctx context.Context, r request) (begun, error) {
-	annotations := "{}"
-	if r.limit != "" {
-		annotations = `{"gpufence.dev/memory.max":` + strconv.Quote(r.limit) + `}`
-	}
-	logs := filepath.Join(c.dir, "logs-"+r.name)
-	message := filepath.Join(c.dir, r.name+".termination")
-	if err := errors.Join(os.MkdirAll(logs, 0o755), os.WriteFile(message, nil, 0o666)); err != nil {
-		return nil, err
-	}
-	pod, container := filepath.Join(c.dir, r.name+"-pod.json"), filepath.Join(c.dir, r.name+".json")
-	podText := fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"default","uid":%q,"attempt":0},"log_directory":%q,"annotations":%s,
-"linux":{"security_context":{"namespace_options":{"network":2}}}}`, r.name, unique(r.name), logs, annotations)
-	command := make([]string, len(r.command))
-	for i, w := range r.command {
-		command[i] = strconv.Quote(w)
-	}
-	containerText := fmt.Sprintf(`{"metadata":{"name":"main"},"image":{"image":%q},"command":[%s],"log_path":"main.log","linux":{},
-"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":%q}],"mounts":[{"container_path":"/dev/termination-log","host_path":%q}]}`, clientImage, strings.Join(command, ","), c.s.uuid, message)
-	if err := errors.Join(os.WriteFile(pod, []byte(podText), 0o600), os.WriteFile(container, []byte(containerText), 0o600)); err != nil {
-		return nil, err
-	}
-	podID, err := c.crictl(ctx, "runp", "--runtime", handler, pod)
-	if err != nil {
-		return nil, err
-	}
-	podID = strings.TrimSpace(podID)
-	c.pods[r.name] = [2]string{podID, ""}
-	id, err := c.crictl(ctx, "create", podID, container, pod)
-	if err != nil {
-		return nil, err
-	}
-	id = strings.TrimSpace(id)
-	c.pods[r.name] = [2]string{podID, id}
-	if _, err := c.crictl(ctx, "start", id); err != nil {
-		return nil, err
-	}
-	return criContainer{c, id, filepath.Join(logs, "main.log"), message}, nil
-}
-
-type criContainer struct {
-	c                *containerd
-	id, log, message string
-}
-
-func (k criContainer) output(context.Context) string {
-	text, err := os.ReadFile(k.log)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
-}
-
-func (k criContainer) ended(ctx context.Context) (bool, int, error) {
-	out, err := k.c.crictl(ctx, "inspect", "-o", "go-template", "--template", "{{.status.state}} {{.status.exitCode}}", k.id)
-	if err != nil {
-		return false, 0, err
-	}
-	state, code, _ := strings.Cut(strings.TrimSpace(out), " ")
-	n, err := strconv.Atoi(code)
-	return state == "CONTAINER_EXITED", n, err
-}
-
 func (c *containerd) exec(ctx context.Context, name string, command ...string) (string, error) {
 	if c.cri {
-		return c.crictl(ctx, append([]string{"exec", c.pods[name][1]}, command...)...)
+		return c.pods.exec(ctx, name, command...)
 	}
 	return c.ctr(ctx, append([]string{"task", "exec", "--exec-id", unique("exec"), unique(name)}, command...)...)
 }
 
 func (c *containerd) remove(ctx context.Context, name string) error {
 	if c.cri {
-		if c.pods[name][0] == "" {
-			return nil
-		}
-		_, err := c.crictl(ctx, "rmp", "-f", c.pods[name][0])
-		return err
+		return c.pods.remove(ctx, name)
 	}
 	_, err := c.ctr(ctx, "task", "kill", "-s", "SIGKILL", unique(name))
 	if err != nil && !strings.Contains(err.Error(), "not found") && !strings.Contains(err.Error(), "process already finished") {
