@@ -78,6 +78,9 @@ type PrepareResponse struct {
 	// Files are the host's files to bind into the container, destination below ShimDir or
 	// /etc/ld.so.preload.
 	Files []SharedFile `json:"files,omitempty"`
+	// Env are variables, NAME=value, that tell NVIDIA's own hook of the grant where the driver limits
+	// memory.
+	Env []string `json:"env,omitempty"`
 	// Notices are one-line remarks for the engine's log.
 	Notices []string `json:"notices,omitempty"`
 }

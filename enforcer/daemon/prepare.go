@@ -543,7 +543,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		Key: req.Key, Name: req.ContainerName, State: registry.Prepared, Held: true,
 		Grant: grant, Generation: 1, Fingerprint: mark, ShimAbsent: absent, TerminationLog: req.TerminationLog,
 		Env: quota.OurEnv(req.Env), Spec: specMark(req.Annotations),
-		PreparedAt: d.now(), Answer: api.PrepareResponse{CDIDevices: devices, Notices: notices},
+		PreparedAt: d.now(), Answer: api.PrepareResponse{CDIDevices: devices, Env: d.limiter.fence.Env(grant, !req.Key.Engine.Kubernetes()), Notices: notices},
 	}
 	d.reg.Add(p, c)
 	undo := func(err error) (*registry.Container, error) {

@@ -78,8 +78,9 @@ type DriverHold struct {
 
 // hold is how the fence stands around a container on one GPU.
 type hold struct {
-	targets []target
-	lacks   string // what of the grant the targets do not carry
+	wanted  []target // by the grant
+	targets []target // of these, those that the driver has
+	lacks   string   // what of the grant the targets do not carry
 	status  Status
 	backend Backend
 	alone   bool           // the container is its pod
@@ -245,6 +246,31 @@ func (f *Driver) Intends(s Subject) []DriverHold {
 	return out
 }
 
+// Env are the variables from which NVIDIA's own hook limits a container's cgroup, with what the grant
+// says of it: both of them, since with one it does nothing. None where there is no such limit, where
+// the GPUs have different ones, of which one variable cannot tell, and where a limit on the container's
+// own cgroup would hide its pod's.
+func (f *Driver) Env(grant quota.Grant, alone bool) []string {
+	var one target
+	for i, g := range grant.GPUs {
+		s := Subject{Grant: grant, Alone: alone, Cgroup: "leaf", PodCgroup: "pod"}
+		if f.absent(s, g.UUID) != "" {
+			return nil
+		}
+		dg, _ := f.gpus.DriverGPU(g.UUID)
+		targets, _ := compose(f.backend(dg), s, g.UUID)
+		at := slices.IndexFunc(targets, func(t target) bool { return !t.pod && t.hard != gpu.NoLimit })
+		if at < 0 || i > 0 && targets[at] != one {
+			return nil
+		}
+		one = targets[at]
+	}
+	if one.hard == 0 {
+		return nil
+	}
+	return []string{"NVIDIA_GPU_MEMORY_LIMIT=" + strconv.FormatUint(one.hard>>20, 10), "NVIDIA_GPU_MEMORY_REQUEST=" + strconv.FormatUint(one.soft>>20, 10)}
+}
+
 // Raise sets the limits and reads them back.
 func (f *Driver) Raise(ctx context.Context, s Subject) (map[string]Status, error) {
 	f.visit(ctx, s)
@@ -299,20 +325,21 @@ func (f *Driver) look(ctx context.Context, s Subject, uuid string, old hold) hol
 	}
 	now := hold{backend: f.backend(g), alone: s.Alone, writes: old.writes, behind: old.behind}
 	now.targets, now.lacks = compose(now.backend, s, uuid)
+	now.wanted = now.targets
 	if len(now.targets) == 0 {
 		return f.let(ctx, g, old, noLimit)
 	}
-	if now.writes == nil || !slices.Equal(old.targets, now.targets) {
+	if now.writes == nil || !slices.Equal(old.wanted, now.wanted) {
 		now.writes = map[string]int{}
 	}
 	var proofs, notes []string
 	for i, t := range now.targets {
 		set := slices.Contains(old.targets, t)
-		proof, note, err := f.hold(ctx, g, &now, t, set, s)
+		proof, note, err := f.hold(ctx, g, &now, t, set)
 		switch {
 		case errors.Is(err, gpu.ErrNoLimits):
 			now.status = Status{State: Absent, Why: fmt.Sprintf("driver %s does not limit this GPU: %v", g.Version, err)}
-			now.targets = now.targets[:i]
+			now.targets = slices.Clone(now.targets[:i])
 			return now
 		case err != nil:
 			now.status = Status{State: Degraded, Why: err.Error()}
@@ -356,7 +383,7 @@ func (f *Driver) let(ctx context.Context, g DriverGPU, old hold, why string) hol
 }
 
 // hold sets one limit if it is not known to be set, reads it back, and deals with others who write it.
-func (f *Driver) hold(ctx context.Context, g DriverGPU, h *hold, t target, set bool, s Subject) (proof, note string, err error) {
+func (f *Driver) hold(ctx context.Context, g DriverGPU, h *hold, t target, set bool) (proof, note string, err error) {
 	if t.hard == gpu.NoLimit && set {
 		return "", "", nil // cleared when it began; the driver says the ancestor's here
 	}

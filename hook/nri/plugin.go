@@ -293,7 +293,7 @@ func (p *Plugin) prepare(ctx context.Context, c *container, r plan.Request) (pla
 		}
 		return plan.Prepared{}, nil, err
 	}
-	prepared := plan.Prepared{Grant: answer.Grant, CDIDevices: answer.CDIDevices}
+	prepared := plan.Prepared{Grant: answer.Grant, CDIDevices: answer.CDIDevices, Env: answer.Env}
 	for _, f := range answer.Files {
 		prepared.Files = append(prepared.Files, plan.File{Source: f.Source, Destination: f.Destination, Writable: f.Writable, Over: f.Over})
 	}

@@ -349,6 +349,7 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	e.Mounts = slices.Clone(prep.Files)
 	e.UnsetEnv = quota.EnvNames()
 	e.SetEnv = append([]string{visibleVoid}, r.Quota.KeepEnv(prep.Grant)...)
+	e.SetEnv = append(e.SetEnv, prep.Env...)
 	return e, nil
 }
 

@@ -239,6 +239,8 @@ func TestPlan(t *testing.T) {
 	env := docker(all(noKey, visibleEnv("0"), func(in *Input) { in.Env = append(in.Env, "NVIDIA_GPU_MEMORY_LIMIT=2048") }))
 	envPrep := prepared(uuid)
 	envPrep.Grant.Container[uuid] = quota.Limits{Max: 2 << 30, High: quota.Unlimited, Min: 2 << 30}
+	told := envPrep
+	told.Env = []string{"NVIDIA_GPU_MEMORY_LIMIT=2048", "NVIDIA_GPU_MEMORY_REQUEST=2048"}
 	tests := []struct {
 		name string
 		in   Input
@@ -249,6 +251,7 @@ func TestPlan(t *testing.T) {
 		{name: "inject", in: inject, prep: prep, want: Edits{CDIDevices: prep.CDIDevices, Mounts: prep.Files, SetEnv: []string{"NVIDIA_VISIBLE_DEVICES=void"}, UnsetEnv: quota.EnvNames(), Hooks: hooks()}},
 		{name: "present", in: present, prep: prep, want: Edits{Mounts: prep.Files, SetEnv: []string{"NVIDIA_VISIBLE_DEVICES=void"}, UnsetEnv: quota.EnvNames(), Hooks: hooks()}},
 		{name: "env is kept in our words", in: env, prep: envPrep, want: Edits{CDIDevices: prep.CDIDevices, Mounts: prep.Files, SetEnv: []string{"NVIDIA_VISIBLE_DEVICES=void", "GPUFENCE_MEMORY_MAX=2Gi"}, UnsetEnv: quota.EnvNames(), Hooks: hooks()}},
+		{name: "NVIDIA's hook is told what was granted", in: env, prep: told, want: Edits{CDIDevices: prep.CDIDevices, Mounts: prep.Files, SetEnv: []string{"NVIDIA_VISIBLE_DEVICES=void", "GPUFENCE_MEMORY_MAX=2Gi", "NVIDIA_GPU_MEMORY_LIMIT=2048", "NVIDIA_GPU_MEMORY_REQUEST=2048"}, UnsetEnv: quota.EnvNames(), Hooks: hooks()}},
 		{name: "alone", in: alone, want: Edits{SetEnv: []string{"NVIDIA_VISIBLE_DEVICES=void"}, UnsetEnv: quota.EnvNames(), DenyDevices: true}},
 		{name: "sandbox", in: pod(func(in *Input) { in.Sandbox = true })},
 		{name: "observe mounts nothing", in: inject, mode: quota.ModeObserve, prep: prep, want: Edits{Hooks: hooks("--best-effort")}},

@@ -85,6 +85,7 @@ type Prepared struct {
 	Grant      quota.Grant
 	CDIDevices []string
 	Files      []File
+	Env        []string // NAME=value, for NVIDIA's own hook
 }
 
 // File is one bind mount of a shared page, the shim, or the preload file.

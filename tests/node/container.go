@@ -75,6 +75,7 @@ type Container struct {
 
 	node    *Node
 	dirs    []string // cgroups
+	pods    []string // those of its pod
 	private string   // folder with the shim and its pages
 	more    []*Process
 	removed bool
@@ -193,6 +194,14 @@ func (c *Container) makeCgroups() error {
 			}
 		}
 		dir := filepath.Join(root, filepath.Base(n.Dir)+"-"+strconv.Itoa(number))
+		if n.opts.PodCgroups {
+			pod := filepath.Join(root, filepath.Base(n.Dir)+"-"+n.Request(c.Spec).Pod.UID)
+			if err := os.MkdirAll(pod, 0o755); err != nil {
+				return fmt.Errorf("make cgroup of the pod of %s: %w", c.Name, err)
+			}
+			c.pods = append(c.pods, pod)
+			dir = filepath.Join(pod, strconv.Itoa(number))
+		}
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return fmt.Errorf("make cgroup of %s: %w", c.Name, err)
 		}
@@ -530,7 +539,13 @@ func (c *Container) Stop(ctx context.Context) error {
 			return true, err
 		}))
 	}
-	c.dirs = nil
+	for _, dir := range c.pods {
+		// The last of the pod's containers removes it.
+		if err := os.Remove(dir); err != nil && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	c.dirs, c.pods = nil, nil
 	return errors.Join(errs...)
 }
 

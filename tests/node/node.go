@@ -9,6 +9,7 @@ package node
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,10 @@ type Options struct {
 	// Hierarchies in which each container gets a cgroup: unified, freezer. Both by default, as
 	// under runc.
 	Hierarchies []string
+	// PodCgroups puts each container's cgroups into one of its pod's, as under Kubernetes.
+	PodCgroups bool
+	// NVML is the folder of libnvidia-ml.so.1 in Dist, "simgpu" by default.
+	NVML string
 }
 
 // Node is one.
@@ -96,7 +101,7 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 	}
 	text := []string{
 		"socket = " + strconv.Quote(n.Socket), "run-dir = " + strconv.Quote(n.Path("run")), "state-dir = " + strconv.Quote(n.Path("state")),
-		"nvml-library = " + strconv.Quote(filepath.Join(opts.Dist, "simgpu/libnvidia-ml.so.1")),
+		"nvml-library = " + strconv.Quote(filepath.Join(opts.Dist, cmp.Or(opts.NVML, "simgpu"), "libnvidia-ml.so.1")),
 		"shim-library = " + strconv.Quote(filepath.Join(opts.Dist, "lib/libgpufence.so")),
 		"cdi-spec-dirs = [" + strconv.Quote(n.Path("cdi")) + "]", `cdi-kinds = ["gpufence.dev/simgpu"]`, `runtimes = ["runc"]`,
 		"hook-path = " + strconv.Quote(filepath.Join(opts.Dist, "bin/gpufence-hook")),
@@ -135,7 +140,7 @@ func (n *Node) Dist(name string) string { return filepath.Join(n.opts.Dist, name
 
 // SimEnv lets a program outside of containers find the simulated GPU.
 func (n *Node) SimEnv() []string {
-	return []string{"SIMGPU_DIR=" + n.Path("sim"), "LD_LIBRARY_PATH=" + n.Dist("simgpu")}
+	return []string{"SIMGPU_DIR=" + n.Path("sim"), "LD_LIBRARY_PATH=" + n.Dist(cmp.Or(n.opts.NVML, "simgpu")) + ":" + n.Dist("simgpu")}
 }
 
 // StartDaemon starts gpufenced and waits until it accepts connections.
@@ -289,7 +294,13 @@ func (n *Node) leaks(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("container %s still counts as %s", c.Key.ID, c.State))
 		}
 	}
-	gpus, err := n.Client.GPUs(ctx)
+	var gpus []api.GPUState
+	guaranteed := func(g api.GPUState) bool { return g.GuaranteedBytes != 0 }
+	err = Until(ctx, "nothing is promised", func() (bool, error) {
+		// What a pod was promised lasts until gpufenced has seen that its cgroup is gone.
+		gpus, err = n.Client.GPUs(ctx)
+		return !n.opts.PodCgroups || !slices.ContainsFunc(gpus, guaranteed), err
+	})
 	errs = append(errs, err)
 	prepared := false
 	for _, c := range list {
