@@ -21,6 +21,8 @@ type Options struct {
 	Simulated bool          // use the simulated GPU even if there is a real one
 	Delivery  string        // how the shim gets into containers; empty: as by default
 	Story     io.Writer     // what happens, while it happens; nil: nothing
+
+	driver string // version of the simulated one; "": as by default
 }
 
 // Step is one claim and whether it held.
@@ -66,12 +68,31 @@ func Run(ctx context.Context, opts Options) (result Result, err error) {
 		return Result{}, err
 	}
 	r := &runner{opts: opts}
-	if r.node, err = newNode(opts); err != nil {
+	if err := r.on(ctx, opts, "", r.play); err != nil {
 		return Result{}, err
 	}
-	err = r.play(ctx)
+	gpu := r.node.describe()
+	if r.node.real == nil {
+		newer := opts
+		newer.driver = limitingDriver
+		if err := r.on(ctx, newer, "g: ", r.playDriver); err != nil {
+			return Result{}, err
+		}
+	}
+	result = Result{GPU: gpu, Steps: r.steps, Seconds: time.Since(started).Seconds()}
+	result.print(opts.Story)
+	return result, nil
+}
+
+// on plays a part on a node of its own, of which nothing is left then.
+func (r *runner) on(ctx context.Context, opts Options, part string, play func(context.Context) error) (err error) {
+	if r.node, err = newNode(opts); err != nil {
+		return err
+	}
+	before := len(r.steps)
+	err = play(ctx)
 	interrupted := ctx.Err()
-	if interrupted == nil && (err != nil || r.failed()) {
+	if interrupted == nil && (err != nil || r.failed(before)) {
 		r.explain(ctx)
 	}
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
@@ -79,18 +100,16 @@ func Run(ctx context.Context, opts Options) (result Result, err error) {
 	left := r.node.close(cleanup)
 	switch {
 	case interrupted != nil && left == nil:
-		return Result{}, interrupted
+		return interrupted
 	case interrupted != nil:
-		return Result{}, fmt.Errorf("%w, and not everything could be removed: %w", interrupted, left)
+		return fmt.Errorf("%w, and not everything could be removed: %w", interrupted, left)
 	case err != nil:
-		return Result{}, errors.Join(fmt.Errorf("play the demo: %w", err), left)
+		return errors.Join(fmt.Errorf("play the demo: %w", err), left)
 	}
-	r.step("nothing is left: no process, mount, cgroup or file", func() (string, map[string]uint64, error) {
+	r.step(part+"nothing is left: no process, mount, cgroup or file", func() (string, map[string]uint64, error) {
 		return "all removed", nil, left
 	})
-	result = Result{GPU: r.node.describe(), Steps: r.steps, Seconds: time.Since(started).Seconds()}
-	result.print(opts.Story)
-	return result, nil
+	return nil
 }
 
 // runner plays the steps on a node.
@@ -107,9 +126,9 @@ func (r *runner) tell(format string, args ...any) {
 	fmt.Fprintf(r.opts.Story, format+"\n", args...)
 }
 
-// failed says whether a step did not hold so far.
-func (r *runner) failed() bool {
-	return slices.ContainsFunc(r.steps, func(s Step) bool { return !s.Held })
+// failed says whether a step from that one on did not hold so far.
+func (r *runner) failed(from int) bool {
+	return slices.ContainsFunc(r.steps[from:], func(s Step) bool { return !s.Held })
 }
 
 // explain tells what gpufenced says happened: the first thing that one asks after a failure.

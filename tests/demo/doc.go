@@ -9,6 +9,9 @@
 // from the GPU's side (the simulated driver's own history, or NVML on the host), never from
 // gpufenced; what it claims of gpufenced's answers it reads through the gpufence command.
 //
+// On a simulated GPU a second part follows on a driver that limits cgroups itself, where what the first
+// part had to kill is refused.
+//
 // Everything lies in one private folder and one private cgroup: processes, mounts, cgroups and
 // files are gone when [Run] returns, also when its context was cancelled. The process that
 // calls Run becomes the reaper of the containers it starts (PR_SET_CHILD_SUBREAPER), as

@@ -28,7 +28,7 @@ import (
 // Parts of dist that the demo runs.
 var needed = []string{
 	"bin/gpufence", "bin/gpufence-runtime", "bin/gpufence-hook", "bin/gpufenced", "bin/simgpud", "bin/simgpu",
-	"lib/libgpufence.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1", "clients/client", "clients/bypass",
+	"lib/libgpufence.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1", "simgpu/r615/libnvidia-ml.so.1", "clients/client", "clients/bypass",
 }
 
 // Durations of the demo's policy; the defaults would make people wait.
@@ -149,8 +149,11 @@ func (n *node) startGPU(ctx context.Context) error {
 	}
 	sim := n.path("simgpu")
 	var err error
-	n.simgpud, err = startProcess(ctx, n.dir, "simgpud", nil, n.dist("bin/simgpud"),
-		"--dir", sim, "--gpus", "1", "--model", "t4", "--memory", "16GiB", "--nvml-lag", n.opts.Lag.String())
+	args := []string{"--dir", sim, "--gpus", "1", "--model", "t4", "--memory", "16GiB", "--nvml-lag", n.opts.Lag.String()}
+	if n.opts.driver != "" {
+		args = append(args, "--driver-version", n.opts.driver, "--cuda-version", "13.4", "--dmem-dir", n.path("dmem"))
+	}
+	n.simgpud, err = startProcess(ctx, n.dir, "simgpud", nil, n.dist("bin/simgpud"), args...)
 	if err != nil {
 		return err
 	}
@@ -192,10 +195,15 @@ func (n *node) configText() string {
 	if n.real != nil {
 		return text
 	}
+	nvml := "simgpu/libnvidia-ml.so.1"
+	if n.opts.driver != "" {
+		nvml = "simgpu/r615/libnvidia-ml.so.1"
+		text += "dmem-dir = " + quoted(n.path("dmem")) + "\n"
+	}
 	return text +
 		"cdi-spec-dirs = [" + quoted(n.path("cdi")) + "]\n" +
 		"cdi-kinds = [\"gpufence.dev/simgpu\"]\n" +
-		"nvml-library = " + quoted(n.dist("simgpu/libnvidia-ml.so.1")) + "\n"
+		"nvml-library = " + quoted(n.dist(nvml)) + "\n"
 }
 
 // makeRoots prepares what containers run in.

@@ -176,6 +176,14 @@ func (r *runner) playPolite(ctx context.Context) {
 		}
 		return fmt.Sprintf("found through %s; %s granted beside its context", context.Entry, humanBytes(fill.GrantedBytes)), got, nil
 	})
+	if r.node.real == nil {
+		r.step("a: level reactive: watch holds polite, and its shim refuses first", func() (string, map[string]uint64, error) {
+			if err := need(r.polite, "polite"); err != nil {
+				return "", nil, err
+			}
+			return r.held(ctx, r.polite.id, quota.LevelReactive, "watch")
+		})
+	}
 	r.step("a: NVML on the host shows polite less than 128 MiB below 4 GiB, and not above", func() (string, map[string]uint64, error) {
 		return r.nearLimit(ctx, politeMax)
 	})
@@ -700,6 +708,10 @@ func (r *runner) playStarts(ctx context.Context) {
 		{"more memory.min than is free", map[string]string{"gpufence.dev/memory.max": tooMuch, "gpufence.dev/memory.min": tooMuch}, quota.CodeUnavailable, []string{"memory.min"}},
 	} {
 		r.refused(ctx, f)
+	}
+	if r.node.real == nil { // this driver has no limits of its own
+		r.refused(ctx, refusal{"require: hard where only watch is possible", map[string]string{"gpufence.dev/memory.max": "1Gi", "gpufence.dev/require": "hard"},
+			quota.CodeLevelNotReached, []string{"requires level hard", "has no memory limits (they need R615)"}})
 	}
 	r.step("f: nothing of a refused start is left at gpufenced", func() (string, map[string]uint64, error) {
 		after, err := r.node.client.Containers(ctx)
