@@ -255,8 +255,8 @@ func (c *container) say(line string) error {
 }
 
 // hear waits for the reply to an operation.
-func (c *container) hear(ctx context.Context, op string, within time.Duration) (reply, error) {
-	timer := time.NewTimer(within)
+func (c *container) hear(ctx context.Context, op string) (reply, error) {
+	timer := time.NewTimer(answerTime)
 	defer timer.Stop()
 	for {
 		select {
@@ -277,7 +277,7 @@ func (c *container) hear(ctx context.Context, op string, within time.Duration) (
 		case <-ctx.Done():
 			return reply{}, ctx.Err()
 		case <-timer.C:
-			return reply{}, fmt.Errorf("ask %s for %q: no answer within %s", c.name, op, within)
+			return reply{}, fmt.Errorf("ask %s for %q: no answer within %s", c.name, op, answerTime)
 		}
 	}
 }
@@ -288,7 +288,7 @@ func (c *container) ask(ctx context.Context, line string) (reply, error) {
 		return reply{}, err
 	}
 	op, _, _ := strings.Cut(line, " ")
-	return c.hear(ctx, op, answerTime)
+	return c.hear(ctx, op)
 }
 
 // alive says whether the first process has not been reaped.

@@ -65,7 +65,7 @@ func (r *runner) playDriver(ctx context.Context) error {
 		if err := need(r.bypass, "bypass"); err != nil {
 			return "", nil, err
 		}
-		full, err := r.bypass.hear(ctx, "full", answerTime)
+		full, err := r.bypass.hear(ctx, "full")
 		if err != nil {
 			return "", nil, err
 		}

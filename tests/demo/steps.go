@@ -140,7 +140,7 @@ func (r *runner) endNeighbour(ctx context.Context) {
 		if err := r.neighbour.say("stop"); err != nil {
 			return "", nil, err
 		}
-		k, err := r.neighbour.hear(ctx, "churn", answerTime)
+		k, err := r.neighbour.hear(ctx, "churn")
 		if err != nil {
 			return "", nil, err
 		}
@@ -418,7 +418,7 @@ func (r *runner) playResize(ctx context.Context) {
 		if err := r.node.gpufence(ctx, &set, "set", "polite", "memory.max=6Gi", "-o", "json"); err != nil {
 			return "", nil, err
 		}
-		grow, err := r.polite.hear(ctx, "grow", answerTime)
+		grow, err := r.polite.hear(ctx, "grow")
 		if err != nil {
 			return "", nil, err
 		}
