@@ -127,12 +127,19 @@ func fences(root string) []Finding {
 		driver.Fix = "modprobe nvidia"
 	case branch < 615:
 		driver.What = fmt.Sprintf("driver %s.%s has no limits of its own", m[1], m[2])
-		driver.Fix = "upgrade to R615 or newer; until then watch holds containers"
+		driver.Fix = "upgrade to driver R615 or newer, with cgroup v2"
 	case !exists(filepath.Join(root, "sys/fs/cgroup/cgroup.controllers")):
 		driver.What = fmt.Sprintf("driver %s.%s has limits of its own, which need cgroup v2", m[1], m[2])
 		driver.Fix = "systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
+	case memacctOff(text(root, "proc/driver/nvidia/params")):
+		driver.What = fmt.Sprintf("driver %s.%s has limits of its own, which are switched off", m[1], m[2])
+		driver.Fix = "take RmMemacctMode=0 out of NVreg_RegistryDwords, and load the driver anew"
+	case strings.Contains(strings.ToLower(text(root, "sys/fs/cgroup/dmem.capacity")), "nvidia"):
+		driver.State, driver.What = OK, fmt.Sprintf("driver %s.%s limits cgroups through the kernel's dmem controller", m[1], m[2])
 	default:
-		driver.What = fmt.Sprintf("driver %s.%s has limits of its own; this version of gpufence does not set them", m[1], m[2])
+		driver.State = OK
+		driver.What = fmt.Sprintf("driver %s.%s limits cgroups by accounts of its own, on which a container with a limit of its own is not held to its pod's", m[1], m[2])
+		driver.Fix = "kernel 6.14 or newer, for pod and container limits together"
 	}
 	out = append(out, driver)
 
@@ -156,12 +163,40 @@ func fences(root string) []Finding {
 			gate.Fix = "lsm=" + lsms + ",bpf on the kernel's command line"
 		}
 	}
+	out = append(out, hard(driver, migFinding, gate))
 	if len(lacks) > 0 {
 		gate.What = "the kernel lacks " + strings.Join(lacks, " and ") + "; this version of gpufence has no gate"
 	} else {
 		gate.What = "the kernel could carry it; this version of gpufence has no gate"
 	}
 	return append(out, gate)
+}
+
+// memacctOff says whether the driver's parameters switch its limits off.
+func memacctOff(params string) bool {
+	for line := range strings.Lines(params) {
+		if name, value, ok := strings.Cut(line, ":"); ok && name == "RegistryDwords" && memacct.MatchString(value) {
+			return true
+		}
+	}
+	return false
+}
+
+var memacct = regexp.MustCompile(`\bRmMemacctMode=(0x)?0+\b`)
+
+// hard says whether a container that requires level hard can start here, and what would make it so.
+func hard(driver, mig, gate Finding) Finding {
+	switch {
+	case driver.State == OK:
+		return Finding{"fence", "hard", OK, "containers that require hard start: the driver holds them", ""}
+	case mig.State == OK:
+		return Finding{"fence", "hard", Info, "containers that require hard start only with a whole MIG instance for themselves", "for others: " + or(driver.Fix, "upgrade to driver R615 or newer")}
+	}
+	ways := []string{or(driver.Fix, "upgrade to driver R615 or newer"), "or give each container a MIG instance"}
+	if gate.Fix != "" {
+		ways = append(ways, "or, for the gate, "+gate.Fix)
+	}
+	return Finding{"fence", "hard", Info, "without the gate only watch is possible, and containers that require hard are refused (E1406)", strings.Join(ways, "; ")}
 }
 
 // neighbours are others who share, limit or inject GPUs.
