@@ -90,7 +90,7 @@ func (s *Server) answer(w http.ResponseWriter, v any) {
 func (s *Server) State() State {
 	st := State{PID: os.Getpid(), TimeNS: Now(), DriverVersion: s.cfg.DriverVersion, CUDAVersion: s.cfg.CUDAVersion, GPUs: []driver.State{}}
 	for _, g := range s.gpus {
-		g.mu.Lock()
+		s.enter(g)
 		st.GPUs = append(st.GPUs, g.model.State(Now()))
 		g.mu.Unlock()
 	}
@@ -101,7 +101,7 @@ func (s *Server) State() State {
 func (s *Server) History(pid int) []driver.History {
 	all := []driver.History{}
 	for _, g := range s.gpus {
-		g.mu.Lock()
+		s.enter(g)
 		all = append(all, g.model.Histories(Now(), pid)...)
 		g.mu.Unlock()
 	}
@@ -134,7 +134,7 @@ func (s *Server) Set(set Settings) error {
 		return err
 	}
 	for _, g := range gpus {
-		g.mu.Lock()
+		s.enter(g)
 		k := g.model.Knobs()
 		err := change(&k)
 		if err == nil {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,15 +20,72 @@ import (
 // received to be closed.
 const maxDescriptors = 16
 
+// handTime bounds how long a client may leave an answer with a descriptor unread.
+const handTime = time.Second
+
 var errElsewhere = errors.New("memory of another GPU")
 
 // export is what a descriptor stands for. The descriptor is one end of a pair of sockets, so
 // that the other end tells when its last copy is closed; which descriptor a client shows us is
 // known by the cookie that the kernel gives each socket.
+//
+// The kernel marks the other end before the close of the last copy returns, so whoever enters the GPU
+// later finds the memory let go of (settle), as with the real driver, whose file is released within the
+// close.
 type export struct {
 	gpu   *gpu
 	token uint64 // 0: no memory
 	value uint64
+	watch syscall.RawConn // our end
+	letGo func(now int64) // of the memory; called once, under the GPU's lock
+}
+
+// over says whether the last copy of the descriptor is closed.
+func (e *export) over() bool {
+	gone := false
+	err := e.watch.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n > 0 && poll[0].Revents&unix.POLLHUP != 0 // an error: its reader will tell
+	})
+	return err != nil || gone // our end is only closed once it was over
+}
+
+// enter takes g's lock, with all that was let go of before.
+func (s *Server) enter(g *gpu) {
+	g.mu.Lock()
+	s.settle(g)
+}
+
+// settle lets go of the memory of g whose descriptors are closed. Called with g's lock.
+func (s *Server) settle(g *gpu) {
+	s.handing.Lock() // else a copy of ours may be on its way to a client
+	defer s.handing.Unlock()
+	s.mu.Lock()
+	var over []*export
+	for id, e := range s.exports {
+		if e.gpu == g && e.over() {
+			over = append(over, e)
+			delete(s.exports, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, e := range over {
+		e.letGo(Now())
+	}
+}
+
+// hand sends an answer with a descriptor. Nobody settles until our copy is closed: the client may have
+// closed its own by then.
+func (s *Server) hand(conn *net.UnixConn, out answer) error {
+	s.handing.Lock()
+	defer s.handing.Unlock()
+	err := conn.SetWriteDeadline(time.Now().Add(handTime))
+	if err == nil {
+		_, _, err = conn.WriteMsgUnix(out.rep.Encode(out.payload), unix.UnixRights(int(out.file.Fd())), nil)
+	}
+	_ = out.file.Close() // the client has its own now
+	return errors.Join(err, conn.SetWriteDeadline(time.Time{}))
 }
 
 // descriptor takes the descriptor out of a control message. More than one is as good as none.
@@ -74,6 +133,18 @@ func (s *Server) export(g *gpu, file *driver.Client, req request) (out answer) {
 	return out
 }
 
+func rawConn(conn net.Conn) (syscall.RawConn, error) {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("watch descriptor: %T has none", conn)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("watch descriptor: %w", err)
+	}
+	return raw, nil
+}
+
 // issue makes a descriptor that stands for e. Called with the lock of e's GPU.
 func (s *Server) issue(e *export) (*os.File, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -83,10 +154,13 @@ func (s *Server) issue(e *export) (*os.File, error) {
 	theirs, ours := os.NewFile(uintptr(pair[0]), "export"), os.NewFile(uintptr(pair[1]), "export's watch")
 	conn, err := net.FileConn(ours)
 	_ = ours.Close() // conn has a copy
+	if err == nil {
+		e.watch, err = rawConn(conn)
+	}
 	id, cookieErr := cookie(pair[0])
-	letGo := func(int64) {}
+	e.letGo = func(int64) {}
 	if err = errors.Join(err, cookieErr); err == nil && e.token != 0 {
-		letGo, err = e.gpu.model.Keep(Now(), e.token)
+		e.letGo, err = e.gpu.model.Keep(Now(), e.token)
 	}
 	if err != nil {
 		_ = theirs.Close() // it goes to nobody
@@ -111,14 +185,12 @@ func (s *Server) issue(e *export) (*os.File, error) {
 				break
 			}
 		}
+		s.enter(e.gpu)
+		e.gpu.mu.Unlock()
 		s.mu.Lock()
-		delete(s.exports, id)
 		delete(s.open, conn)
 		s.mu.Unlock()
 		_ = conn.Close() // nothing was buffered
-		e.gpu.mu.Lock()
-		letGo(Now())
-		e.gpu.mu.Unlock()
 	})
 	return theirs, nil
 }

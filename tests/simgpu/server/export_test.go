@@ -3,6 +3,8 @@
 package server
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"testing"
@@ -95,7 +97,53 @@ func TestDescriptorStandsForMemory(t *testing.T) {
 	if err := unix.Close(copied); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the last copy is closed", func() bool { return used() == 0 })
+	if used() != 0 {
+		t.Errorf("used %d after the last copy was closed", used())
+	}
+}
+
+// TestCloseLetsGoAtOnce: who asks after a close finds what the descriptor kept gone, whoever asks: no
+// sample before that is right to call it held.
+func TestCloseLetsGoAtOnce(t *testing.T) {
+	t.Parallel()
+	dir, s := start(t)
+	gpu, ctl := dial(t, dir, "gpu0"), dial(t, dir, "ctl")
+	for i := range 500 {
+		a, _ := ask(t, gpu, wire.OpAlloc, 0, 64<<20, uint64(wire.KindPhysical))
+		rep, file := pass(t, gpu, wire.OpExport, nil, a.Val[0], 1)
+		if rep.Status != wire.OK || file == nil {
+			t.Fatalf("export: %+v, %v", rep, file)
+		}
+		first := func() error { free, _ := ask(t, gpu, wire.OpFree, a.Val[0]); return statusError(free.Status) }
+		second := file.Close
+		if i%2 == 1 {
+			first, second = second, first
+		}
+		if err := errors.Join(first(), second()); err != nil {
+			t.Fatal(err)
+		}
+		var used uint64
+		switch i % 3 {
+		case 0:
+			used = s.State().GPUs[0].UsedBytes
+		case 1:
+			m, _ := ask(t, ctl, wire.OpNVMLMemory, 0)
+			used = m.Val[2]
+		case 2:
+			m, _ := ask(t, gpu, wire.OpMemInfo)
+			used = m.Val[1] - m.Val[0]
+		}
+		if used != 0 {
+			t.Fatalf("round %d: used %d after the close", i, used)
+		}
+	}
+}
+
+func statusError(s wire.Status) error {
+	if s != wire.OK {
+		return fmt.Errorf("status %d", s)
+	}
+	return nil
 }
 
 func TestDescriptorsThatStandForNothing(t *testing.T) {

@@ -5,7 +5,8 @@
 //
 // Locks: each GPU has one, held over every call into its model, and, where the knobs say so,
 // over the time that an NVML query takes, since the real driver holds its lock meanwhile. A
-// hung call waits without a lock. No lock is held while another GPU's is taken.
+// hung call waits without a lock. No lock is held while another GPU's is taken. Below a GPU's come, in
+// this order, the one for handing out descriptors and the one for the server's lists.
 package server
 
 import (
@@ -48,6 +49,7 @@ type Server struct {
 	mu       sync.Mutex
 	open     map[net.Conn]struct{}
 	exports  map[uint64]*export // by the descriptor's socket cookie
+	handing  sync.Mutex         // held while a descriptor is sent, until our copy is closed
 	dmem     sync.Mutex         // held over each of its files
 	closed   bool
 }
@@ -238,7 +240,7 @@ func (s *Server) tick(g *gpu) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		g.mu.Lock()
+		s.enter(g)
 		g.model.Advance(Now())
 		next, some := g.model.NextEvent()
 		g.mu.Unlock()
@@ -322,12 +324,11 @@ func (s *Server) exchange(conn *net.UnixConn, reply func(request) answer) {
 			out = reply(request{req, file})
 		}
 		_ = file.Close() // ours was for looking only; of nil this is an error that says so
-		var rights []byte
 		if out.file != nil {
-			rights = unix.UnixRights(int(out.file.Fd()))
+			err = s.hand(conn, out)
+		} else {
+			_, err = conn.Write(out.rep.Encode(out.payload))
 		}
-		_, _, err = conn.WriteMsgUnix(out.rep.Encode(out.payload), rights, nil)
-		_ = out.file.Close() // the client has its own now; nil as above
 		if err != nil {
 			return // as above
 		}
@@ -394,7 +395,7 @@ func (s *Server) serveGPU(g *gpu, conn *net.UnixConn) {
 			}
 			defer g.poke()
 		}
-		g.mu.Lock()
+		s.enter(g)
 		defer g.mu.Unlock()
 		defer s.showDmem(g)
 		s.pays(g, file, who.PID)
@@ -474,15 +475,15 @@ func (s *Server) serveCtl(conn *net.UnixConn) {
 			s.pay(g)
 		}
 		if req.Op == wire.OpLimitsSet || req.Op == wire.OpLimitsGet {
-			g.mu.Lock()
+			s.enter(g)
 			defer g.mu.Unlock()
 			return answer{rep: s.limits(g, who, req)}
 		}
 		if len(g.instances) > 0 && req.Op != wire.OpDevice {
-			rep, payload := g.answerSplit(who, req.Req)
+			rep, payload := s.answerSplit(g, who, req.Req)
 			return answer{rep: rep, payload: payload}
 		}
-		g.mu.Lock()
+		s.enter(g)
 		defer g.mu.Unlock()
 		rep, payload := answerNVML(g.model, who, req.Req)
 		return answer{rep: rep, payload: payload}
@@ -504,7 +505,7 @@ func (s *Server) pay(g *gpu) {
 
 // answerSplit is what NVML says of a GPU that is split: what its instances say together. How busy
 // it is nobody knows then.
-func (g *gpu) answerSplit(who driver.Owner, req wire.Req) (rep wire.Rep, payload []byte) {
+func (s *Server) answerSplit(g *gpu, who driver.Owner, req wire.Req) (rep wire.Rep, payload []byte) {
 	var err error
 	g.mu.Lock()
 	cfg := g.model.Config()
@@ -519,7 +520,7 @@ func (g *gpu) answerSplit(who driver.Owner, req wire.Req) (rep wire.Rep, payload
 		return wire.Rep{Status: status(err)}, nil
 	}
 	for _, m := range g.instances {
-		m.mu.Lock()
+		s.enter(m)
 		part, rows := answerNVML(m.model, who, req)
 		m.mu.Unlock()
 		if part.Status != wire.OK {
