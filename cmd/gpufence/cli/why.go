@@ -66,6 +66,10 @@ var rules = map[string]struct{ rule, mend string }{
 	"gpu-known":         {"NVML answers completely again", ""},
 	"config-loaded":     {"the configuration was read again", ""},
 	"resumed":           {"every limit is enforced again", ""},
+	"gpu-gone":          {"a GPU that containers were granted is not there any more, or its MIG mode was switched: nobody starts on it", "see nvidia-smi and the kernel's log; restart the containers on another GPU"},
+	"degraded":          {"a fence that had been proven does not carry the whole limit any more; the others hold", "`gpufence inspect` has the fence's reason"},
+	"restored":          {"a fence that had weakened is proven again", ""},
+	"shim-absent":       {"a process uses the GPU without the shim for 5 s: it gets no refusals, and is held by the other fences", "`gpufence inspect` has the reason; programs linked statically or to musl cannot load it"},
 	"kill-unconfirmed":  {"NVML still lists the memory long after SIGKILL", "see the kernel's log; the GPU may have to be reset"},
 }
 
