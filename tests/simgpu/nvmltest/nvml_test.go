@@ -323,7 +323,7 @@ func TestLayoutsAgainstTheHeader(t *testing.T) {
 	}
 	// Only the structures: the header has the return codes and the handle's type itself.
 	structs := regexp.MustCompile(`(?s)\nstruct nvml_.*?\n};`).FindAllString(string(ours), -1)
-	if len(structs) != 8 {
+	if len(structs) != 10 {
 		t.Fatalf("found %d structures", len(structs))
 	}
 	program := "#include <stddef.h>\n#include <nvml.h>\n" + strings.Join(structs, "\n") + "\n" + `
@@ -365,6 +365,14 @@ SAME(nvml_attributes, multiprocessors, nvmlDeviceAttributes_t, multiprocessorCou
 SAME(nvml_attributes, gpu_slices, nvmlDeviceAttributes_t, gpuInstanceSliceCount);
 SAME(nvml_attributes, compute_slices, nvmlDeviceAttributes_t, computeInstanceSliceCount);
 SAME(nvml_attributes, memory_mb, nvmlDeviceAttributes_t, memorySizeMB);
+SAME_SIZE(nvml_set_limits, nvmlSetMemoryLimits_v1_t);
+SAME(nvml_set_limits, name_space, nvmlSetMemoryLimits_v1_t, nameSpace);
+SAME(nvml_set_limits, soft, nvmlSetMemoryLimits_v1_t, softLimit);
+SAME(nvml_set_limits, hard, nvmlSetMemoryLimits_v1_t, hardLimit);
+SAME_SIZE(nvml_get_limits, nvmlGetMemoryLimits_v1_t);
+SAME(nvml_get_limits, soft, nvmlGetMemoryLimits_v1_t, softLimit);
+SAME(nvml_get_limits, hard, nvmlGetMemoryLimits_v1_t, hardLimit);
+SAME(nvml_get_limits, used, nvmlGetMemoryLimits_v1_t, currentUsed);
 SAME_SIZE(nvml_utilization, nvmlUtilization_t);
 SAME(nvml_utilization, memory, nvmlUtilization_t, memory);
 `
