@@ -5,6 +5,9 @@
 # asks for it.
 set -eu
 
+# Then there is Debian's own keeper of units' states, and it insists on dpkg.
+dpkg_runs() { [ -n "${DPKG_MAINTSCRIPT_NAME-}" ] && command -v deb-systemd-helper >/dev/null 2>&1; }
+
 systemd_runs() { [ -d /run/systemd/system ] && command -v systemctl >/dev/null 2>&1; }
 
 make_group() {
@@ -17,7 +20,7 @@ make_group() {
 }
 
 enable_socket() {
-	if command -v deb-systemd-helper >/dev/null 2>&1; then
+	if dpkg_runs; then
 		deb-systemd-helper unmask gpufenced.socket >/dev/null || true
 		if deb-systemd-helper --quiet was-enabled gpufenced.socket; then
 			deb-systemd-helper enable gpufenced.socket >/dev/null
@@ -30,7 +33,7 @@ enable_socket() {
 	if systemd_runs; then
 		systemctl daemon-reload
 		# Who asks for gpufenced starts it.
-		if command -v deb-systemd-invoke >/dev/null 2>&1; then
+		if dpkg_runs; then
 			deb-systemd-invoke start gpufenced.socket
 		else
 			systemctl start gpufenced.socket

@@ -3,6 +3,9 @@
 # After the files are removed. dpkg: remove, purge, upgrade, ... rpm: 0 removed, 1 upgraded.
 set -eu
 
+# Then there is Debian's own keeper of units' states, and it insists on dpkg.
+dpkg_runs() { [ -n "${DPKG_MAINTSCRIPT_NAME-}" ] && command -v deb-systemd-helper >/dev/null 2>&1; }
+
 # Libraries that an upgrade kept and nobody uses. All of them with purge: a file that is in use stays
 # with its user.
 drop_libraries() { # [all]
@@ -48,7 +51,7 @@ purge)
 	drop_libraries all
 	drop_run
 	rm -rf /etc/gpufence /var/lib/gpufence
-	if command -v deb-systemd-helper >/dev/null 2>&1; then
+	if dpkg_runs; then
 		deb-systemd-helper purge gpufenced.socket gpufenced.service gpufence-nri.service >/dev/null
 		deb-systemd-helper unmask gpufenced.socket gpufenced.service gpufence-nri.service >/dev/null
 	fi

@@ -3,6 +3,9 @@
 # Before the files are removed. dpkg: remove, upgrade NEW, ... rpm: 0 removes, 1 upgrades.
 set -eu
 
+# Then there is Debian's own keeper of units' states, and it insists on dpkg.
+dpkg_runs() { [ -n "${DPKG_MAINTSCRIPT_NAME-}" ] && command -v deb-systemd-helper >/dev/null 2>&1; }
+
 # Containers see their pages below one of these two.
 fenced() { grep -lsE ' (/dev/gpufence|/run/gpufence-shim)/' /proc/[0-9]*/mountinfo | wc -l; }
 
@@ -28,7 +31,7 @@ removed() {
 		systemctl stop gpufence-nri.service gpufenced.socket gpufenced.service
 	fi
 	# On Debian the state of units goes with purge.
-	if ! command -v deb-systemd-helper >/dev/null 2>&1 && command -v systemctl >/dev/null 2>&1; then
+	if ! dpkg_runs && command -v systemctl >/dev/null 2>&1; then
 		systemctl disable gpufence-nri.service gpufenced.socket gpufenced.service
 	fi
 }

@@ -14,8 +14,11 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/gpufence/gpufence/packaging/archive"
 	"github.com/gpufence/gpufence/packaging/image"
@@ -44,6 +47,7 @@ func (b *builder) assemble(ctx context.Context, targets []target) error {
 			"org.opencontainers.image.version": b.v.Semver, "org.opencontainers.image.title": "gpufence",
 		},
 	}
+	var tasks []func() error
 	for _, t := range targets {
 		tree, err := b.root(t)
 		if err != nil {
@@ -54,13 +58,13 @@ func (b *builder) assemble(ctx context.Context, targets []target) error {
 		if err := os.WriteFile(filepath.Join(next, base+".cdx.json"), sbom, 0o644); err != nil {
 			return fmt.Errorf("write SBOM: %w", err)
 		}
-		if err := b.native(ctx, t, tree, next); err != nil {
+		native, err := b.native(ctx, t, tree, next)
+		if err != nil {
 			return fmt.Errorf("build packages for %s: %w", t.arch, err)
 		}
+		tasks = append(tasks, native...)
 		if has("tar") {
-			if err := b.tarball(tree).Under(base).TarGz(filepath.Join(next, base+".tar.gz"), b.Time); err != nil {
-				return err
-			}
+			tasks = append(tasks, func() error { return b.tarball(tree).Under(base).TarGz(filepath.Join(next, base+".tar.gz"), b.Time) })
 		}
 		if has("image") {
 			files, sbom, err := b.imageRoot(t, tree)
@@ -72,13 +76,17 @@ func (b *builder) assemble(ctx context.Context, targets []target) error {
 				return fmt.Errorf("write SBOM: %w", err)
 			}
 		}
-		b.say("%s: packages for glibc %s", t.arch, t.glibc)
+		b.say("%s: needs glibc %s", t.arch, t.glibc)
 	}
+	start := time.Now()
 	if has("image") {
-		if err := images.Write(filepath.Join(next, "gpufence-image-"+b.v.Tag+".tar")); err != nil {
-			return err
-		}
+		// The longest of them.
+		tasks = append([]func() error{func() error { return images.Write(filepath.Join(next, "gpufence-image-"+b.v.Tag+".tar")) }}, tasks...)
 	}
+	if err := together(tasks); err != nil {
+		return err
+	}
+	b.say("archives, %.0f s", time.Since(start).Seconds())
 	if has("chart") {
 		if err := b.chart(filepath.Join(next, "gpufence-"+b.v.Semver+".tgz")); err != nil {
 			return err
@@ -91,6 +99,22 @@ func (b *builder) assemble(ctx context.Context, targets []target) error {
 		return fmt.Errorf("build packages: %w", err)
 	}
 	return nil
+}
+
+// together does as many tasks at a time as there are processors.
+func together(tasks []func() error) error {
+	failed := make([]error, len(tasks))
+	slots := make(chan struct{}, runtime.NumCPU())
+	var wait sync.WaitGroup
+	for i, task := range tasks {
+		slots <- struct{}{}
+		wait.Go(func() {
+			failed[i] = task()
+			<-slots
+		})
+	}
+	wait.Wait()
+	return errors.Join(failed...)
 }
 
 // adder puts files into a tree until something is wrong.
@@ -185,7 +209,7 @@ func (b *builder) root(t target) (archive.Tree, error) {
 
 // terms adds what is to be said about licences and contents of the programs.
 func (b *builder) terms(a *adder, t target, shipped []Shipped, name string) error {
-	notices, err := Notices(together(shipped))
+	notices, err := Notices(modulesOf(shipped))
 	if err != nil {
 		return err
 	}
@@ -213,37 +237,38 @@ func compressed(text []byte) []byte {
 	return out.Bytes()
 }
 
-// native makes deb and rpm.
-func (b *builder) native(ctx context.Context, t target, tree archive.Tree, out string) error {
+// native lays out what deb and rpm hold, and returns what makes them of it.
+func (b *builder) native(ctx context.Context, t target, tree archive.Tree, out string) ([]func() error, error) {
 	root := filepath.Join(b.Work, t.arch, "root")
 	if err := os.RemoveAll(root); err != nil {
-		return err
+		return nil, err
 	}
 	if err := tree.Folder(root, b.Time); err != nil {
-		return err
+		return nil, err
 	}
 	extra := archive.Tree{"config.toml": {Host: filepath.Join(b.Source, "packaging/config.toml")}, "_gpufence": {Host: filepath.Join(b.complete, "zsh")}}
 	extras := filepath.Join(b.Work, t.arch, "extra")
 	if err := errors.Join(os.RemoveAll(extras), os.MkdirAll(extras, 0o755)); err != nil {
-		return err
+		return nil, err
 	}
 	if err := extra.Folder(extras, b.Time); err != nil {
-		return err
+		return nil, err
 	}
 	env := []string{
 		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", b.Time.Unix()), "PACKAGE_VERSION=" + b.v.Package, "PACKAGE_ARCH=" + t.arch, "PACKAGE_ROOT=" + root, "PACKAGE_EXTRA=" + extras,
 		"PACKAGE_GLIBC=" + t.glibc,
 	}
 	rpmArch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[t.arch]
+	var tasks []func() error
 	for format, file := range map[string]string{"deb": fmt.Sprintf("gpufence_%s_%s.deb", b.v.Package, t.arch), "rpm": fmt.Sprintf("gpufence-%s-1.%s.rpm", b.v.Package, rpmArch)} {
-		if !slices.Contains(b.Formats, format) {
-			continue
-		}
-		if _, err := b.output(ctx, env, b.NFPM, "package", "--config", "packaging/nfpm/nfpm.yaml", "--packager", format, "--target", filepath.Join(out, file)); err != nil {
-			return err
+		if slices.Contains(b.Formats, format) {
+			tasks = append(tasks, func() error {
+				_, err := b.output(ctx, env, b.NFPM, "package", "--config", "packaging/nfpm/nfpm.yaml", "--packager", format, "--target", filepath.Join(out, file))
+				return err
+			})
 		}
 	}
-	return nil
+	return tasks, nil
 }
 
 // tarball is the same for /opt/gpufence or wherever somebody wants it: usr is taken away.

@@ -341,8 +341,8 @@ func (b *builder) linked(program string) ([]Module, error) {
 	return out, nil
 }
 
-// together are the modules of several programs, each once, by path.
-func together(all []Shipped) []Module {
+// modulesOf are the modules of several programs, each once, by path.
+func modulesOf(all []Shipped) []Module {
 	seen := map[string]Module{}
 	for _, s := range all {
 		for _, m := range s.Modules {

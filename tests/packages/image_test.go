@@ -123,8 +123,8 @@ func TestImage(t *testing.T) {
 	}
 
 	root := rootOf(t, images[hostArch])
-	for _, program := range []string{"/usr/bin/gpufence-agent", "/opt/gpufence/bin/gpufence"} {
-		if out := must(t, "chroot", root, program, "--version"); !strings.Contains(out, older) {
+	for program, argument := range map[string]string{"/usr/bin/gpufence-agent": "--version", "/opt/gpufence/bin/gpufence": "version"} {
+		if out := must(t, "chroot", root, program, argument); !strings.Contains(out, older) {
 			t.Errorf("%s: %q", program, out)
 		}
 	}
@@ -192,7 +192,7 @@ func TestTarRunsWhereverItIs(t *testing.T) {
 	dir := t.TempDir()
 	must(t, "tar", "-C", dir, "-xzf", one(t, built(t, first), "*-linux-"+hostArch+".tar.gz"))
 	root := one(t, dir, "gpufence-0.1.0-linux-"+hostArch)
-	if out := must(t, filepath.Join(root, "bin/gpufence"), "--version"); !strings.Contains(out, older) {
+	if out := must(t, filepath.Join(root, "bin/gpufence"), "version"); !strings.Contains(out, older) {
 		t.Errorf("gpufence: %q", out)
 	}
 	for _, at := range []string{"lib/gpufence/libgpufence.so", "lib/systemd/system/gpufenced.service", "etc/gpufence/config.toml", "share/man/man1/gpufence.1.gz", "README.md"} {

@@ -119,6 +119,11 @@ func (n *node) there(at string) bool {
 	return err == nil
 }
 
+func (n *node) folder(at string) bool {
+	info, err := os.Lstat(n.root + at)
+	return err == nil && info.IsDir()
+}
+
 // holder is a process that has a library as a container's has it: bound into its own mount namespace
 // below /dev/gpufence, and mapped.
 type holder struct {
@@ -134,7 +139,7 @@ func (n *node) hold(library string) *holder {
 	script := `mkdir -p /dev/gpufence/lib64 && : >/dev/gpufence/lib64/libgpufence.so && mount --bind "$1" /dev/gpufence/lib64/libgpufence.so &&
 		LD_PRELOAD=/dev/gpufence/lib64/libgpufence.so exec sh -c 'echo $$; read -r line'`
 	h := &holder{n: n}
-	argv := n.enter("unshare", "--mount", "sh", "-c", script, "sh", library)
+	argv := n.enter("unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "sh", library)
 	h.cmd = exec.Command(argv[0], argv[1:]...)
 	in, err := h.cmd.StdinPipe()
 	if err != nil {

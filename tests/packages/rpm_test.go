@@ -54,6 +54,11 @@ func TestRpmInstallsUpgradesRollsBackAndErases(t *testing.T) {
 	need(t, "rpm")
 	n := startNode(t)
 	old, fresh := one(t, built(t, first), "*."+rpmArch[hostArch]+".rpm"), one(t, built(t, second), "*.rpm")
+	// There is no systemd, so that this notes what it is asked.
+	n.write("/usr/bin/systemctl", "#!/bin/sh\necho \"$*\" >>/tmp/systemctl\n")
+	if err := os.Chmod(n.root+"/usr/bin/systemctl", 0o755); err != nil {
+		t.Fatal(err)
+	}
 	before := n.files()
 	// This machine's rpm, in the node's namespaces and on its root: what the package needs is there under
 	// Debian's names.
@@ -72,9 +77,13 @@ func TestRpmInstallsUpgradesRollsBackAndErases(t *testing.T) {
 	step("-i", old)
 	holds(t, n.root, older)
 	runs(t, n, older)
-	if !n.there("/etc/systemd/system/sockets.target.wants/gpufenced.socket") {
-		t.Error("the socket is not enabled")
+	asked := func(want string) {
+		t.Helper()
+		if text, err := os.ReadFile(n.root + "/tmp/systemctl"); err != nil || string(text) != want {
+			t.Errorf("systemctl was asked %q (%v), want %q", text, err, want)
+		}
 	}
+	asked("enable gpufenced.socket\n")
 	n.write("/etc/gpufence/config.toml", "mode = \"observe\"\n")
 	running := n.hold("/usr/lib/gpufence/" + older + "/libgpufence.so")
 
@@ -101,9 +110,14 @@ func TestRpmInstallsUpgradesRollsBackAndErases(t *testing.T) {
 	runs(t, n, older)
 	running.end()
 	step("-e", "gpufence")
+	asked("enable gpufenced.socket\ndisable gpufence-nri.service gpufenced.socket gpufenced.service\n")
 	compare(t, before, n.files(), func(at string) bool {
-		// rpm keeps what an admin wrote. Units, group: this machine's are Debian's, whose state only purge removes.
-		return strings.HasPrefix(at, "/etc/gpufence") || strings.HasPrefix(at, "/etc/systemd/system") || strings.HasPrefix(at, "/var/lib/systemd") ||
-			at == "/etc/group" || at == "/etc/gshadow"
+		// rpm keeps what an admin wrote, groups, and folders that are other packages' where there is rpm.
+		for _, folder := range []string{"/usr/share/fish", "/usr/share/zsh", "/usr/lib/sysusers.d"} {
+			if strings.HasPrefix(at, folder) && n.folder(at) {
+				return true
+			}
+		}
+		return strings.HasPrefix(at, "/etc/gpufence") || at == "/etc/group" || at == "/etc/gshadow" || at == "/etc/gshadow-"
 	})
 }
