@@ -244,20 +244,26 @@ func (p *podman) up(ctx context.Context, t *testing.T, s *site) {
 	_, err = s.gpufence(ctx, args...)
 	must(t, err)
 	if p.hook {
-		// Nor does Podman give hooks any, but for what their file says.
-		file := filepath.Join(p.dir, "oci/hooks.d/99-zz-gpufence.json")
-		text, err := os.ReadFile(file)
-		must(t, err)
-		changed := strings.Replace(string(text), `"path":`, `"env": [`+strconv.Quote(gpufenceEnv(s))+`], "path":`, 1)
-		if changed == string(text) {
-			t.Fatalf("the hook's file is %s", text)
-		}
-		must(t, os.WriteFile(file, []byte(changed), 0o600))
+		must(t, p.tellHook())
 	}
 	_, err = p.podman(ctx, "load", "-i", s.images[0])
 	must(t, err)
 	_, err = p.podman(ctx, "load", "-i", s.images[1])
 	must(t, err)
+}
+
+// tellHook has the hook find the test's gpufenced: Podman gives hooks no environment but what their file says.
+func (p *podman) tellHook() error {
+	file := filepath.Join(p.dir, "oci/hooks.d/99-zz-gpufence.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	changed := strings.Replace(string(text), `"path":`, `"env": [`+strconv.Quote(gpufenceEnv(p.s))+`], "path":`, 1)
+	if changed == string(text) {
+		return fmt.Errorf("the hook's file is %s", text)
+	}
+	return os.WriteFile(file, []byte(changed), 0o600)
 }
 
 func (p *podman) global() []string {

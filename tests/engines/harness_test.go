@@ -305,7 +305,7 @@ func killLeft(t *testing.T, dir string) {
 	must(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(text), dir+"/") {
+		if err != nil || !strings.Contains(string(text), dir) {
 			continue // it has ended meanwhile, or is not ours
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
