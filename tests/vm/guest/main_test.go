@@ -169,7 +169,7 @@ func start(t *testing.T, dir string, steps ...string) *started {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	s := &started{cmd: exec.CommandContext(ctx, "./client", steps...)}
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.errs

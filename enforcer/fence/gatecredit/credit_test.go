@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gatecredit
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// gateModel is a container at a driver, as the gate and NVML see it.
+type gateModel struct {
+	now                           time.Duration
+	used, peak, charged, credited uint64 // the gate's
+	real, own                     uint64 // the driver's
+	lag                           time.Duration
+	past                          []struct {
+		at    time.Duration
+		bytes uint64
+	}
+}
+
+func (m *gateModel) note() {
+	m.past = append(m.past, struct {
+		at    time.Duration
+		bytes uint64
+	}{m.now, m.real + m.own})
+}
+
+func (m *gateModel) alloc(limit, n uint64) bool {
+	if m.used+n > limit {
+		return false
+	}
+	m.used += n
+	m.charged += n
+	m.peak = max(m.peak, m.used)
+	m.real += n
+	m.note()
+	return true
+}
+
+func (m *gateModel) free(n uint64, forged, credit bool) {
+	if credit {
+		m.used -= n
+		m.credited += n
+	}
+	if !forged {
+		m.real -= n
+	}
+	m.note()
+}
+
+func (m *gateModel) step(c *Credit, limit, overhead uint64) Verdict {
+	nvml := uint64(0)
+	for _, p := range m.past {
+		if p.at <= m.now-m.lag {
+			nvml = p.bytes
+		}
+	}
+	v := c.Step(Account{m.used, m.charged, m.credited, m.peak}, Truth{At: m.now, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: limit})
+	m.used = uint64(int64(m.used) + v.AdjustBytes)
+	m.peak = m.used
+	return v
+}
+
+const mb = 1 << 20
+
+func newCredit() *Credit {
+	return &Credit{Settle: time.Second, Margin: func(uint64) uint64 { return 64 * mb }}
+}
+
+// TestLegalChurnIsNeverForged: whatever a program allocates and frees within its limit, with NVML lagging up to
+// 900 ms and a context that it has beside, it is neither accused nor charged anything.
+func TestLegalChurnIsNeverForged(t *testing.T) {
+	for seed := range uint64(60) {
+		for _, lag := range []time.Duration{0, 200 * time.Millisecond, 900 * time.Millisecond} {
+			r := rand.New(rand.NewPCG(seed, uint64(lag)))
+			m := &gateModel{lag: lag, own: 300 * mb}
+			m.note()
+			c := newCredit()
+			const limit = 4096 * mb
+			var live []uint64
+			for i := range 3000 {
+				m.now += time.Duration(r.IntN(12)) * time.Millisecond
+				if n := uint64(1+r.IntN(900)) * mb; r.IntN(2) == 0 && m.alloc(limit, n) {
+					live = append(live, n)
+				} else if len(live) > 0 {
+					k := r.IntN(len(live))
+					m.free(live[k], false, true)
+					live = append(live[:k], live[k+1:]...)
+				}
+				if i%15 == 0 {
+					if v := m.step(c, limit, 320*mb); v.NoCredit || v.Kill || v.AdjustBytes > 0 || v.AboveLimit {
+						t.Fatalf("seed %d, lag %s, at %s: %+v", seed, lag, m.now, v)
+					}
+					if m.used < m.real {
+						t.Fatalf("seed %d, lag %s, at %s: charged %d of %d MiB", seed, lag, m.now, m.used/mb, m.real/mb)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestForgedFreesAreFound: within a settle and some samples of the first, it is charged back; the second kills.
+func TestForgedFreesAreFound(t *testing.T) {
+	for _, lag := range []time.Duration{0, 200 * time.Millisecond} {
+		for _, wait := range []int{0, 3, 30} { // samples between a forged free and its use
+			t.Run(fmt.Sprint(lag, wait), func(t *testing.T) {
+				m := &gateModel{lag: lag, own: 300 * mb}
+				c := newCredit()
+				const limit = 1000 * mb
+				credit, found, killed := true, 0, false
+				var most uint64
+				for i := 0; i < 400 && !killed; i++ {
+					m.now += 100 * time.Millisecond
+					if m.used > 0 && credit && found == 1 { // honestly, to begin anew
+						m.free(m.used, false, true)
+					}
+					if i%(wait+1) == 0 && credit && m.alloc(limit, 800*mb) {
+						m.free(800*mb, true, credit)
+					}
+					v := m.step(c, limit, 320*mb)
+					credit = !v.NoCredit
+					if v.AdjustBytes > 0 {
+						found++
+					}
+					killed = v.Kill
+					most = max(most, m.real)
+					if found == 1 && v.NoCredit && i > 40 { // it gives back, to be believed again
+						m.real = m.used
+						m.note()
+					}
+				}
+				if !killed || found != 2 {
+					t.Fatalf("found %d, killed %v, with up to %d MiB", found, killed, most/mb)
+				}
+				t.Logf("killed at %s, %d MiB at most", m.now, most/mb)
+			})
+		}
+	}
+}
+
+// TestWhatTheDriverTakesForItselfIsNotForged: a context that grows beyond its bound, without any free.
+func TestWhatTheDriverTakesForItselfIsNotForged(t *testing.T) {
+	m := &gateModel{}
+	c := newCredit()
+	m.alloc(1000*mb, 500*mb)
+	for range 50 {
+		m.now += 100 * time.Millisecond
+		m.own += 20 * mb
+		m.note()
+		if v := m.step(c, 2000*mb, 0); v.NoCredit || v.Kill || v.AdjustBytes != 0 {
+			t.Fatalf("%+v", v)
+		}
+	}
+}
+
+// TestFreesThatTheGateDoesNotSeeAreGivenBack after a settle, and never more than is free.
+func TestFreesThatTheGateDoesNotSeeAreGivenBack(t *testing.T) {
+	m := &gateModel{lag: 200 * time.Millisecond}
+	c := newCredit()
+	m.alloc(1000*mb, 600*mb)
+	for i := range 40 {
+		m.now += 100 * time.Millisecond
+		if i == 20 {
+			m.real -= 500 * mb
+			m.note()
+		}
+		m.step(c, 1000*mb, 0)
+		if m.used < m.real {
+			t.Fatalf("at %s: charged %d of %d", m.now, m.used, m.real)
+		}
+	}
+	if m.used != 100*mb {
+		t.Errorf("charged %d MiB, want 100", m.used/mb)
+	}
+}
+
+func TestAboveTheLimitWithoutAnyCredit(t *testing.T) {
+	m := &gateModel{}
+	c := newCredit()
+	m.alloc(1000*mb, 500*mb)
+	m.real = 1200 * mb // a request that was changed after the door
+	m.note()
+	m.now += 100 * time.Millisecond
+	if v := m.step(c, 1000*mb, 0); v.AboveLimit {
+		t.Fatal("one sample is not enough")
+	}
+	m.now += 100 * time.Millisecond
+	if v := m.step(c, 1000*mb, 0); !v.AboveLimit {
+		t.Fatalf("%+v", v)
+	}
+}

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/bpf"
+	"github.com/gpufence/gpufence/enforcer/fence/gatecredit"
+)
+
+func strict() bpf.Settings {
+	return bpf.Settings{Commits: true, KillRaces: true, CloseHeap: true, CloseDup: true, EventsPerSecond: 20}
+}
+
+// watched attaches the programs that look at the stand-in's copies, until the test ends.
+func watched(t *testing.T, g *bpf.Gate) bpf.Copies {
+	t.Helper()
+	how, err := g.AttachCopies()
+	if err != nil {
+		t.Fatalf("watch copies: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := g.Configure(settings()); err != nil {
+			t.Error(err)
+		}
+		if err := g.ReleaseCopies(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, want := expected(); how != want {
+		t.Errorf("copies are watched by %s, this guest was made for %s", how, want)
+	}
+	return how
+}
+
+// TestLevelIsTrue: what this kernel gives is what is said of it.
+func TestLevelIsTrue(t *testing.T) {
+	g := opened(t)
+	how := watched(t, g)
+	misses, err := g.Misses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	level, why := bpf.LevelOf(g.Carrier(), how, strict(), true, misses)
+	want := bpf.LevelStrict
+	if g.Carrier() == bpf.CarrierFmodRet {
+		want = bpf.LevelEntry
+	}
+	t.Logf("carrier %s, copies by %s, %d runs left out: level %s (%v)", g.Carrier(), how, misses, level, why)
+	if level != want {
+		t.Errorf("level %s, want %s", level, want)
+	}
+}
+
+// TestStandInRaceAtStrict: a thread changes the size after the door has read it. Nobody lives to use what it got.
+func TestStandInRaceAtStrict(t *testing.T) {
+	g := opened(t)
+	if g.Carrier() != bpf.CarrierLSM {
+		t.Log("no strict level here: bpf is not among the security modules")
+		return
+	}
+	watched(t, g)
+	if err := g.Configure(strict()); err != nil {
+		t.Fatal(err)
+	}
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	mark(t, 100*mib)
+	began := time.Now()
+	got := client(t, dir, "anew", fmt.Sprintf("race:10500:%d:%d:%d", 64<<10, 900*mib, 100*mib))
+	line := got[1].line
+	t.Logf("stand-in, strict: %s, in %.1f s", line, time.Since(began).Seconds())
+	if n := number(t, line, "reached"); n < 10000 {
+		t.Errorf("%d tries reached the window, want 10000", n)
+	}
+	if n := number(t, line, "escaped"); n != 0 {
+		t.Errorf("%d escaped", n)
+	}
+	if number(t, line, "taken-above") == 0 || number(t, line, "killed") == 0 {
+		t.Error("no try won the race, so nothing was shown")
+	}
+	u := usage(t, g, id)
+	if u.Races < number(t, line, "taken-above") {
+		t.Errorf("%d of %d races seen", u.Races, number(t, line, "taken-above"))
+	}
+	if u.Used != 0 {
+		t.Errorf("%d bytes stay charged", u.Used)
+	}
+}
+
+// TestStandInStrictPaths: at strict, what the driver did not give is given back at once, older calls are closed,
+// and a request of another class that turns out to be device memory is found.
+func TestStandInStrictPaths(t *testing.T) {
+	g := opened(t)
+	watched(t, g)
+	if err := g.Configure(strict()); err != nil {
+		t.Fatal(err)
+	}
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	got := client(t, dir, fmt.Sprintf("os64:%d:1", 60*mib), fmt.Sprintf("os21:%d:2", 60*mib), fmt.Sprintf("xfer:%d:3", 40*mib), fmt.Sprintf("heap2:%d:4", mib), "os64:1:5")
+	for i, want := range []unix.Errno{0, unix.ENOMEM, 0, unix.EPERM, unix.ENOMEM} {
+		if got[i].errno != want {
+			t.Errorf("%s, want %d", got[i].line, want)
+		}
+	}
+	stats, err := g.Stats()
+	if err != nil || stats["commits"] < 2 {
+		t.Errorf("%v, %v", stats, err)
+	}
+	if u := usage(t, g, id); u.Races != 0 || u.Used != 0 {
+		t.Errorf("an honest program: %+v", u)
+	}
+}
+
+// mark sets from what size on the stand-in counts a request as one that should not have reached it.
+func mark(t *testing.T, bytes uint64) {
+	t.Helper()
+	if err := os.WriteFile("/sys/module/nvidia/parameters/over", fmt.Append(nil, bytes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// driver is the stand-in's own word, as NVML's would be.
+type driver struct{ f *os.File }
+
+func theDriver(t *testing.T) driver {
+	t.Helper()
+	f, err := os.OpenFile("/dev/nvidiactl", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return driver{f}
+}
+
+func (d driver) held() uint64 {
+	var c [5]uint64
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, d.f.Fd(), 3<<30|40<<16|'F'<<8|0xf0, uintptr(unsafe.Pointer(&c))) // the test compares what it says
+	return c[1]
+}
+
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail with this clock
+	return time.Duration(ts.Nano())
+}
+
+// watching is gpufenced's loop over one container: samples of what the driver says, lag old, every period.
+type watching struct {
+	mu         sync.Mutex
+	verdicts   []gatecredit.Verdict
+	most       uint64
+	killedAt   time.Duration
+	refuted    int
+	above      int
+	killedFor  string
+	samples    int
+	lastReason string
+}
+
+const period = 100 * time.Millisecond
+
+func watch(t *testing.T, g *bpf.Gate, id, limitBytes uint64, lag time.Duration, victim *started) (stop func() *watching) {
+	t.Helper()
+	d := theDriver(t)
+	credit := &gatecredit.Credit{Settle: time.Second, Margin: func(uint64) uint64 { return 8 * mib }}
+	w := &watching{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	type reading struct {
+		at    time.Duration
+		bytes uint64
+	}
+	var past []reading
+	go func() {
+		defer close(done)
+		for next := time.Now(); ctx.Err() == nil; {
+			now := monotonic()
+			held := d.held()
+			past = append(past, reading{now, held})
+			u, err := g.Adjust(id, 0, true)
+			if err != nil {
+				if !errors.Is(err, bpf.ErrUnmanaged) {
+					t.Error(err)
+				}
+				return
+			}
+			said := uint64(0)
+			for _, p := range past {
+				if p.at <= now-lag {
+					said = p.bytes
+				}
+			}
+			v := credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, CreditedBytes: u.Credited, PeakBytes: u.Peak},
+				gatecredit.Truth{At: now, NVMLBytes: said, LimitBytes: limitBytes})
+			if v.AdjustBytes != 0 {
+				if _, err := g.Adjust(id, v.AdjustBytes, false); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := g.SetPolicy(id, bpf.Policy{LimitBytes: limitBytes, GPU: true, Minors: []int{0}, Enforce: true, NoCredit: v.NoCredit}); err != nil {
+				t.Error(err)
+			}
+			w.mu.Lock()
+			w.samples++
+			w.most = max(w.most, held)
+			if v.AdjustBytes > 0 {
+				w.refuted++
+				w.lastReason = v.Why
+			}
+			if v.AboveLimit {
+				w.above++
+			}
+			if (v.Kill || v.AboveLimit) && w.killedAt == 0 {
+				w.killedAt = monotonic()
+				w.killedFor = "forged-free"
+				if !v.Kill {
+					w.killedFor = "above-limit"
+				}
+				if err := victim.cmd.Process.Kill(); err != nil {
+					t.Error(err)
+				}
+			}
+			w.mu.Unlock()
+			next = next.Add(period)
+			time.Sleep(time.Until(next))
+		}
+	}()
+	return func() *watching { cancel(); <-done; return w }
+}
+
+// TestStandInRaceAtEntry: without the look at copies, what a race got is found by gpufenced's next two looks.
+func TestStandInRaceAtEntry(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	s := start(t, dir, fmt.Sprintf("grab:%d:%d:%d", mib, 900*mib, 400*mib))
+	stop := watch(t, g, id, 100*mib, 0, s)
+	err := s.cmd.Wait()
+	w := stop()
+	if err == nil || w.killedAt == 0 {
+		t.Fatalf("it was not killed: %v, %d samples, most %d MiB\n%s", err, w.samples, w.most>>20, s.out.String())
+	}
+	steps := s.steps()
+	if len(steps) == 0 {
+		t.Fatalf("killed for %s before it had anything: most %d MiB", w.killedFor, w.most>>20)
+	}
+	took := w.killedAt - time.Duration(number(t, steps[0].line, "at"))
+	t.Logf("stand-in, entry: %s; killed for %s %s after it (period %s, two looks)", steps[0].line, w.killedFor, took.Round(time.Millisecond), period)
+	if took > 20*period {
+		t.Errorf("caught after %s", took)
+	}
+}
+
+// TestStandInForgedFrees: frees that the door sees and the driver does not.
+func TestStandInForgedFrees(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	for _, lag := range []time.Duration{0, 200 * time.Millisecond} {
+		t.Run(lag.String(), func(t *testing.T) {
+			limit(t, g, id, 100*mib)
+			s := start(t, dir, fmt.Sprintf("forge:100000:%d", 40*mib))
+			stop := watch(t, g, id, 100*mib, lag, s)
+			began := monotonic()
+			err := s.cmd.Wait()
+			w := stop()
+			t.Logf("stand-in, forged frees, lag %s: killed for %s after %s, charged back %d times, held at most %d MiB of a limit of 100 (%s)",
+				lag, w.killedFor, (w.killedAt - began).Round(time.Millisecond), w.refuted, w.most>>20, w.lastReason)
+			if err == nil || w.killedAt == 0 {
+				t.Errorf("it was not killed: %v\n%s", err, s.out.String())
+			}
+		})
+	}
+}
+
+// TestStandInLegalChurnUnderLag: allocating and freeing at once, with NVML 200 ms behind, for some seconds: never
+// refused, never accused.
+func TestStandInLegalChurnUnderLag(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	s := start(t, dir, fmt.Sprintf("churn:1000:%d:3", 60*mib), fmt.Sprintf("churn:3000:%d:0", 90*mib))
+	stop := watch(t, g, id, 100*mib, 200*time.Millisecond, s)
+	got := s.wait(t)
+	w := stop()
+	t.Logf("stand-in: %s, %s, %d samples", got[0].line, got[1].line, w.samples)
+	if number(t, got[0].line, "refused") != 0 || number(t, got[1].line, "refused") != 0 || w.refuted != 0 || w.above != 0 {
+		t.Errorf("accused %d times, above %d times (%s)", w.refuted, w.above, w.lastReason)
+	}
+}
+
+// TestEventsTellOfRefusals, with the process and the size, and not more than so many a second.
+func TestEventsTellOfRefusals(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	var events []bpf.Event
+	ended := make(chan error, 1)
+	go func() {
+		ended <- g.Events(ctx, func(e bpf.Event) {
+			if e.Cgroup == id {
+				mu.Lock()
+				events = append(events, e)
+				mu.Unlock()
+			}
+		})
+	}()
+	s := start(t, dir, fmt.Sprintf("os64:%d:1", 120*mib), "compat:1:2", "class:0:3:194", "open:/dev/nvidia1", fmt.Sprintf("hammer:300:%d", 120*mib))
+	got := s.wait(t)
+	time.Sleep(400 * time.Millisecond)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	kinds := map[string]int{}
+	for _, e := range events {
+		kinds[e.Kind.String()]++
+		if e.PID != s.cmd.Process.Pid || e.Comm != "client" {
+			t.Errorf("%+v", e)
+		}
+	}
+	if len(events) == 0 || events[0].Kind.String() != "over-limit" || events[0].SizeBytes != 120*mib || events[0].LimitBytes != 100*mib || events[0].Errno != int(unix.ENOMEM) {
+		t.Fatalf("%+v", events)
+	}
+	for _, k := range []string{"over-limit", "32-bit-call", "forbidden-class", "device-not-granted"} {
+		if kinds[k] == 0 {
+			t.Errorf("no event of kind %s: %v", k, kinds)
+		}
+	}
+	asked := number(t, got[4].line, "asked")
+	u := usage(t, g, id)
+	if u.Denied < asked || len(events) > 45 {
+		t.Errorf("%d requests, %d counted, %d events", asked, u.Denied, len(events))
+	}
+	t.Logf("%d refusals, %d events: %v", u.Denied, len(events), kinds)
+}
