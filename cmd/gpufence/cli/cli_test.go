@@ -112,7 +112,7 @@ func (d *fakeDaemon) containers() []api.Container {
 		Pod: api.PodRef{ID: "sandbox-bypass", Namespace: "demo", Name: "bypass-pod"}, Name: "bypass",
 		State: "ended", Mode: quota.ModeEnforce, Level: quota.LevelReactive, Require: quota.LevelReactive, PreparedAt: started, StartedAt: &started, EndedAt: &ended,
 		EndReason: "killed: used 2.5 GiB > memory.max 2 GiB",
-		GPUs:      []api.ContainerGPU{{UUID: gpuUUID, Limits: limits(2 * gib), Container: none, Pod: limits(2 * gib), Peak: 5 * gib / 2, Events: api.Events{OverMax: 2, OOM: 1, OOMKill: 1}}},
+		GPUs:      []api.ContainerGPU{{UUID: gpuUUID, Limits: limits(2 * gib), Container: none, Pod: limits(2 * gib), Peak: 5 * gib / 2, Shared: gib / 2, Known: true, Events: api.Events{OverMax: 2, OOM: 1, OOMKill: 1}}},
 		Fences:    []api.Fence{{Name: "watch", State: "proven"}, {Name: "shim", State: "absent", Why: "static", PIDs: []int{4712}}},
 	}
 	hostile := api.Container{

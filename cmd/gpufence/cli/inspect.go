@@ -4,6 +4,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -106,10 +107,21 @@ func (a *app) inspectTable(c api.Container) error {
 	}
 
 	fmt.Fprintln(a.stdout)
-	t = newTable(a.stdout, "GPU", "CURRENT", "PEAK", "MIN", "HIGH", "MAX", "MAX(POD)", "NVML", "LEDGER", "MANAGED", "SWAP", "EXCESS", "DYING", "EVENTS")
+	anyShared := slices.ContainsFunc(c.GPUs, func(g api.ContainerGPU) bool { return g.Shared != 0 })
+	header := []string{"GPU", "CURRENT", "PEAK", "MIN", "HIGH", "MAX", "MAX(POD)", "NVML", "LEDGER", "MANAGED", "SWAP", "EXCESS", "DYING"}
+	if anyShared {
+		header = append(header, "SHARED") // what of NVML's counts at its owner
+	}
+	t = newTable(a.stdout, append(header, "EVENTS")...)
 	for _, g := range c.GPUs {
-		t.row(gpuName(g), size(g.Current, g.Known), size(g.Peak, true), limit(g.Limits.Min), limit(g.Limits.High), limit(g.Container.Max), limit(g.Pod.Max),
-			size(g.NVML, g.Known), size(g.Ledger, true), size(g.Managed, true), size(g.Swap, true), size(g.Excess, g.Known), size(g.Dying, g.Known), strings.Join(eventCounts(g.Events, false), " "))
+		cells := []string{
+			gpuName(g), size(g.Current, g.Known), size(g.Peak, true), limit(g.Limits.Min), limit(g.Limits.High), limit(g.Container.Max), limit(g.Pod.Max),
+			size(g.NVML, g.Known), size(g.Ledger, true), size(g.Managed, true), size(g.Swap, true), size(g.Excess, g.Known), size(g.Dying, g.Known),
+		}
+		if anyShared {
+			cells = append(cells, size(g.Shared, g.Known))
+		}
+		t.row(append(cells, strings.Join(eventCounts(g.Events, false), " "))...)
 	}
 	if err := t.flush(); err != nil {
 		return err
