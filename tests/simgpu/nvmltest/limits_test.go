@@ -100,7 +100,7 @@ func TestLimitsOfACgroup(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 
-			cmd := exec.Command("/bin/sh", "-c", `read -r gate; exec "$@"`, "sh", simtest.Dist(t, "clients/bypass"), "64", "0")
+			cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `read -r gate; exec "$@"`, "sh", simtest.Dist(t, "clients/bypass"), "64", "0")
 			cmd.Env = append(os.Environ(), wire.DirEnv+"="+dir)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 			stdin, err := cmd.StdinPipe()
