@@ -321,16 +321,24 @@ func (f *Driver) visit(ctx context.Context, s Subject) (changed bool) {
 func (f *Driver) look(ctx context.Context, s Subject, uuid string, old hold) hold {
 	g, _ := f.gpus.DriverGPU(uuid)
 	if why := f.absent(s, uuid); why != "" {
-		return f.let(ctx, g, old, why)
+		return f.let(ctx, g, s, uuid, old, why)
 	}
 	now := hold{backend: f.backend(g), alone: s.Alone, writes: old.writes, behind: old.behind}
 	now.targets, now.lacks = compose(now.backend, s, uuid)
 	now.wanted = now.targets
 	if len(now.targets) == 0 {
-		return f.let(ctx, g, old, noLimit)
+		return f.let(ctx, g, s, uuid, old, noLimit)
 	}
 	if now.writes == nil || !slices.Equal(old.wanted, now.wanted) {
 		now.writes = map[string]int{}
+	}
+	over := slices.DeleteFunc(slices.Clone(old.targets), func(t target) bool {
+		return slices.ContainsFunc(now.targets, func(n target) bool { return n.dir == t.dir })
+	})
+	left, err := f.clear(ctx, g, s, uuid, over)
+	if err != nil {
+		now.status, now.targets = Status{State: Degraded, Why: err.Error()}, left
+		return now
 	}
 	var proofs, notes []string
 	for i, t := range now.targets {
@@ -368,18 +376,35 @@ func (f *Driver) look(ctx context.Context, s Subject, uuid string, old hold) hol
 const noLimit = "the container has no limit"
 
 // let takes limits away that are no longer to hold.
-func (f *Driver) let(ctx context.Context, g DriverGPU, old hold, why string) hold {
+func (f *Driver) let(ctx context.Context, g DriverGPU, s Subject, uuid string, old hold, why string) hold {
 	now := hold{status: Status{State: Absent, Why: why}}
-	for _, t := range old.targets {
-		if t.hard == gpu.NoLimit || t.pod || g.Limits == nil {
-			continue // the pod's goes with the pod: others of it may be held
-		}
-		if err := g.Limits.Set(ctx, t.dir, 0, gpu.NoLimit); err != nil && exists(t.dir) {
-			now.status.Why = fmt.Sprintf("%s, and the limit of %s cannot be cleared: %v", why, t.dir, err)
-			now.targets = append(now.targets, t) // tried again
-		}
+	if g.Limits == nil || !g.Limits.HasLimits() {
+		return now // they went with the GPU or its driver
+	}
+	left, err := f.clear(ctx, g, s, uuid, old.targets)
+	if err != nil {
+		now.status.Why = fmt.Sprintf("%s, and %v", why, err)
+		now.targets = left // tried again
 	}
 	return now
+}
+
+// clear takes limits away, and gives those that are left. That of the pod stays while others of the pod
+// may be held by it.
+func (f *Driver) clear(ctx context.Context, g DriverGPU, s Subject, uuid string, targets []target) (left []target, err error) {
+	pod, limited := s.Grant.Pod[uuid]
+	for _, t := range targets {
+		if t.hard == gpu.NoLimit || t.pod && limited && pod.Max != quota.Unlimited && !s.Observed {
+			continue
+		}
+		none := t
+		none.soft, none.hard = 0, gpu.NoLimit
+		if e := f.write(ctx, g, none); e != nil && exists(t.dir) {
+			err = fmt.Errorf("the limit of %s cannot be cleared: %w", t.dir, e)
+			left = append(left, t)
+		}
+	}
+	return left, err
 }
 
 // hold sets one limit if it is not known to be set, reads it back, and deals with others who write it.

@@ -399,3 +399,32 @@ func TestNVIDIAsVariables(t *testing.T) {
 		t.Errorf("an old driver: %s", got)
 	}
 }
+
+// TestLimitsThatGo: what no longer bounds is cleared, the pod's only when it bounds nobody.
+func TestLimitsThatGo(t *testing.T) {
+	f, d, _ := newFakeDriver(t)
+	if err := os.WriteFile(filepath.Join(f.dmem, "dmem.capacity"), []byte("nvidia/0000:01:00.0 1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	holds := func(leaf, pod uint64) {
+		t.Helper()
+		if d.held["/cg/pod/c"].HardBytes != leaf || d.held["/cg/pod"].HardBytes != pod {
+			t.Fatalf("%+v, want %d and %d", d.held, leaf, pod)
+		}
+	}
+	both := limitedSubject(gib, 2*gib)
+	f.Visit(t.Context(), both)
+	holds(gib, 2*gib)
+	f.Visit(t.Context(), limitedSubject(gib, 0))
+	holds(gib, gpu.NoLimit)
+	f.Visit(t.Context(), both)
+	holds(gib, 2*gib)
+	observed := both
+	observed.Observed = true
+	f.Visit(t.Context(), observed) // as after gpufence disable
+	f.wants(t, observed, Absent, "policy")
+	holds(gpu.NoLimit, gpu.NoLimit)
+	f.Visit(t.Context(), both)
+	holds(gib, 2*gib)
+	f.wants(t, both, Proven, "2Gi")
+}
