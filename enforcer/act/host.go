@@ -133,9 +133,11 @@ type Process struct {
 	PIDNS   uint64 // inode of its pid namespace; 0 when it cannot be read any more
 }
 
-// gone turns what /proc says of a process that has ended into ErrGone.
+// gone turns what /proc says of a process that has ended, and cgroupfs of a cgroup that is gone, into
+// ErrGone.
 func gone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+	// ENODEV is what files of a cgroup say that were opened before it went.
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%w (%w)", ErrGone, err)
 	}
 	return err
@@ -152,6 +154,9 @@ type stat struct {
 
 // pfExiting is PF_EXITING of the kernel's task flags.
 const pfExiting = 0x4
+
+// dead says that a thread is exiting or has exited.
+func (s stat) dead() bool { return s.flags&pfExiting != 0 || s.state == 'Z' || s.state == 'X' }
 
 func parseStat(b []byte) (s stat, err error) {
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
@@ -232,8 +237,8 @@ func (h *Host) process(pid int) (Process, error) {
 // exiting looks at every thread: a first thread that has exited alone is a zombie, too, while the
 // others go on using the GPU.
 func (h *Host) exiting(pid int, s stat) (bool, error) {
-	if dead := s.flags&pfExiting != 0 || s.state == 'Z' || s.state == 'X'; !dead || s.threads <= 1 {
-		return dead, nil
+	if !s.dead() || s.threads <= 1 {
+		return s.dead(), nil
 	}
 	tasks, err := os.ReadDir(h.path(pid, "task"))
 	if err != nil {
@@ -247,7 +252,7 @@ func (h *Host) exiting(pid int, s stat) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if s.flags&pfExiting == 0 && s.state != 'Z' && s.state != 'X' {
+		if !s.dead() {
 			return false, nil
 		}
 	}
@@ -287,9 +292,50 @@ func parseNamespace(link string) (uint64, error) {
 	return n, nil
 }
 
-// paths are a process's cgroup in each hierarchy.
+// paths are a process's cgroup in each hierarchy. Of a first thread that has exited the kernel says "/"
+// in each v1 hierarchy, while the others go on where they are: then one of these is asked.
 func (h *Host) paths(pid int) (map[string]string, error) {
-	f, err := os.Open(h.path(pid, "cgroup"))
+	paths, err := h.pathsIn(h.path(pid, "cgroup"))
+	if err != nil {
+		return nil, err
+	}
+	atRoot := false
+	for hierarchy, path := range paths {
+		atRoot = atRoot || hierarchy != unified && path == "/"
+	}
+	if !atRoot {
+		return paths, nil
+	}
+	s, err := h.stat(h.path(pid, "stat"))
+	if err != nil {
+		return nil, err
+	}
+	if !s.dead() || s.threads <= 1 {
+		return paths, nil
+	}
+	tasks, err := os.ReadDir(h.path(pid, "task"))
+	if err != nil {
+		return nil, gone(err)
+	}
+	for _, t := range tasks {
+		s, err := h.stat(h.path(pid, "task", t.Name(), "stat"))
+		if err == nil && s.dead() {
+			continue
+		}
+		var of map[string]string
+		if err == nil {
+			of, err = h.pathsIn(h.path(pid, "task", t.Name(), "cgroup"))
+		}
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		return of, err
+	}
+	return paths, nil
+}
+
+func (h *Host) pathsIn(file string) (map[string]string, error) {
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, gone(err)
 	}

@@ -91,7 +91,7 @@ func (p *Pidfd) Close() error {
 
 // Killed is what a kill did.
 type Killed struct {
-	Signalled int           // processes that got SIGKILL, 0 if cgroup.kill did it
+	Signalled int           // SIGKILLs that were sent, 0 if cgroup.kill did it all
 	Processes int           // that were in the cgroup before
 	SentAt    time.Duration // CLOCK_MONOTONIC right after the first SIGKILL (or cgroup.kill)
 	Thawed    bool          // it was frozen
@@ -134,8 +134,8 @@ func (p *progress) within(ctx context.Context, f func(context.Context, *progress
 	}
 }
 
-// KillCgroup kills every process of a container: cgroup.kill on v2, else SIGKILL through pidfds
-// until nothing is left, thawing a v1 freezer. It returns at ctx's end at the latest; the error
+// KillCgroup kills every process of a container: cgroup.kill on v2, then and elsewhere SIGKILL through
+// pidfds until nothing is left, thawing a v1 freezer. It returns at ctx's end at the latest; the error
 // is then [ErrTimeout], with what was done so far. A cgroup that is gone is [ErrGone].
 func (h *Host) KillCgroup(ctx context.Context, c Cgroup) (Killed, error) {
 	return new(progress).within(ctx, func(ctx context.Context, p *progress) error {
@@ -187,6 +187,9 @@ func (h *Host) killCgroup(ctx context.Context, c Cgroup, p *progress) error {
 			p.set(func(k *Killed) { k.Empty = true })
 			return nil
 		}
+		// cgroup.kill signals first threads, which does nothing to a process whose first thread has
+		// exited while others go on: whoever is left after a while is told as a whole.
+		signal = signal || pause >= 8*time.Millisecond
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("kill cgroup %s: %d processes are left: %w", c, left, ErrTimeout)

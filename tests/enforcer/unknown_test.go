@@ -15,15 +15,22 @@ import (
 	"github.com/gpufence/gpufence/tests/node"
 )
 
+// preload builds a library of testdata that is preloaded into a program.
+func preload(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name+".so")
+	out, err := exec.CommandContext(t.Context(), "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", path, "testdata/"+name+".c", "-ldl", "-lpthread").CombinedOutput()
+	if err != nil {
+		t.Fatalf("build %s: %v: %s", name, err, out)
+	}
+	return path
+}
+
 // TestNeverKillOnUnknown: while an answer lacks something nobody dies, although somebody is far
 // above its limit; the next whole answers kill. The other GPU is enforced all the time.
 func TestNeverKillOnUnknown(t *testing.T) {
 	t.Parallel()
-	fault := filepath.Join(t.TempDir(), "nvmlfault.so")
-	out, err := exec.CommandContext(t.Context(), "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", fault, "testdata/nvmlfault.c", "-ldl").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build nvmlfault: %v: %s", err, out)
-	}
+	fault := preload(t, "nvmlfault")
 	for _, test := range []struct {
 		name         string
 		begin, end   string // knob of GPU 0
@@ -35,6 +42,7 @@ func TestNeverKillOnUnknown(t *testing.T) {
 		{name: "sizes not available", begin: "unknown=process", end: "unknown=0"},
 		{name: "hung call", begin: "hang=nvml", end: "hang=0", mustBeStated: true},
 		{name: "lost GPU", begin: "lost=1", end: "lost=0", mustBeStated: true},
+		{name: "compute list missing", list: "compute", otherToo: true, mustBeStated: true},
 		{name: "graphics list missing", list: "graphics", otherToo: true, mustBeStated: true},
 		{name: "MPS list missing", list: "mps", otherToo: true, mustBeStated: true},
 	} {
@@ -164,6 +172,31 @@ func TestReusedPID(t *testing.T) {
 		b.do(heir, "context", "alloc 2000")
 		b.killedBy(second)
 	})
+}
+
+// TestFirstThreadGone: a process whose first thread has ended is a zombie in /proc and no exiting one: it
+// is charged and killed like any other, alone or with its container.
+func TestFirstThreadGone(t *testing.T) {
+	t.Parallel()
+	leaderless := preload(t, "leaderless")
+	for _, test := range []struct{ group, hierarchy string }{{"true", "unified"}, {"true", "freezer"}, {"false", "freezer"}} {
+		t.Run("oom.group="+test.group+" "+test.hierarchy, func(t *testing.T) {
+			forLags(t, func(t *testing.T, lag time.Duration) {
+				b := newBench(t, lag)
+				c := b.run(node.Spec{
+					Name: "c", Limits: []string{"memory.max=1Gi", "memory.oom.group=" + test.group}, Hierarchy: test.hierarchy,
+					Program: []string{"/usr/bin/env", "LD_PRELOAD=" + leaderless, b.Dist("clients/client")},
+				})
+				b.do(c.Main, "context", "alloc 512")
+				contains(t, readFile(t, fmt.Sprintf("/proc/%d/status", c.Main.PID)), "State:\tZ")
+				b.shown(c, 512*mib)
+				b.later()
+				b.nobodyKilled(c)
+				b.do(c.Main, "alloc 1024")
+				b.killedBy(c)
+			})
+		})
+	}
 }
 
 // TestLagAndTransients: a container that frees before it allocates is never above its limit, and

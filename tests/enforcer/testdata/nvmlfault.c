@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nvmlfault: preloaded into gpufenced, makes one of NVML's process lists fail while the file
- * $NVMLFAULT names it ("graphics" or "mps"). Everything else reaches the library behind it.
+ * $NVMLFAULT names it ("compute", "graphics" or "mps"). Everything else reaches the library behind it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -49,5 +49,6 @@ static int forward(const char *name, const char *list, void *device, unsigned in
 		return forward(#name, list, device, count, infos); \
 	}
 
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, "compute")
 LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
