@@ -180,7 +180,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run --allow-parallel-runners ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate .ci/run
+	shellcheck packaging/deps.sh packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate .ci/run
 	@$(MAKE) lint-bpf
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint

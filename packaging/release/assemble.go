@@ -182,7 +182,9 @@ func (b *builder) root(t target) (archive.Tree, error) {
 	}
 	a.folder("usr/share/gpufence/alerts", src("packaging/alerts"))
 	a.folder("usr/share/gpufence/dashboards", src("packaging/dashboards"))
-	a.folder("usr/share/gpufence/kubernetes", src("packaging/kubernetes"))
+	if err := b.manifests(&a); err != nil {
+		return nil, err
+	}
 	a.add("usr/share/gpufence/config.toml", archive.Entry{Host: src("packaging/config.toml")})
 	chart, err := b.chartTree()
 	if err != nil {
@@ -314,6 +316,26 @@ func (b *builder) imageRoot(t target, tree archive.Tree) (archive.Tree, []byte, 
 		return nil, nil, err
 	}
 	return a.tree, a.tree[docDir+"/sbom.cdx.json"].Data, a.err
+}
+
+var imageLine = regexp.MustCompile(`(?m)^( *image: "?)` + regexp.QuoteMeta(Repository) + `:[^"\s]+`)
+
+// manifests are the chart as it renders, with the image of this version.
+func (b *builder) manifests(a *adder) error {
+	folder := filepath.Join(b.Source, "packaging/kubernetes")
+	a.folder("usr/share/gpufence/kubernetes", folder)
+	text, err := os.ReadFile(filepath.Join(folder, "gpufence.yaml"))
+	if err != nil {
+		return fmt.Errorf("package manifests: %w", err)
+	}
+	images := imageLine.FindAll(text, -1)
+	if len(images) == 0 {
+		return fmt.Errorf("package manifests: gpufence.yaml names no image %s", Repository)
+	}
+	if a.err == nil {
+		a.tree["usr/share/gpufence/kubernetes/gpufence.yaml"] = archive.Entry{Data: imageLine.ReplaceAll(text, []byte("${1}"+Repository+":"+b.v.Tag))}
+	}
+	return nil
 }
 
 var chartVersions = regexp.MustCompile(`(?m)^(version|appVersion): .*$`)

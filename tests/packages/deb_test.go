@@ -97,6 +97,10 @@ func TestDebInstallsUpgradesRollsBackAndPurges(t *testing.T) {
 	n.do("dpkg", "-i", fresh)
 	holds(t, n.root, newer)
 	runs(t, n, newer)
+	manifest, err := os.ReadFile(n.root + "/usr/share/gpufence/kubernetes/gpufence.yaml")
+	if err != nil || strings.Count(string(manifest), "image: ") != strings.Count(string(manifest), `image: "ghcr.io/gpufence/gpufence:0.2.0"`) {
+		t.Errorf("the plain manifests name another image (%v)", err)
+	}
 	running.untouched("the upgrade")
 	ancient.untouched("the upgrade")
 	if !n.there("/usr/lib/gpufence/"+older+"/libgpufence.so") || !n.there("/usr/lib/gpufence/v0.0.8/libgpufence.so") {
@@ -226,7 +230,7 @@ func machines(t *testing.T, root string, want elf.Machine) int {
 		defer f.Close()
 		magic := make([]byte, 4)
 		if _, err := io.ReadFull(f, magic); err != nil || string(magic) != elf.ELFMAG {
-			return nil //nolint:nilerr // shorter than a magic number: no ELF file
+			return nil // no ELF file
 		}
 		e, err := elf.NewFile(f)
 		if err != nil {

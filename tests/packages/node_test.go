@@ -4,6 +4,7 @@ package packages
 
 import (
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
@@ -39,7 +40,8 @@ func startNode(t *testing.T) *node {
 	// Process 1 reaps what is left to it, and says when it is there.
 	script := `mount -t proc proc "$1/proc" && mount -t tmpfs tmpfs "$1/dev" && mount -t tmpfs -o mode=755 tmpfs "$1/run" && mknod -m 666 "$1/dev/null" c 1 3 &&
 		exec chroot "$1" /bin/sh -c 'echo ready; while read -r line; do :; done'`
-	cmd := exec.Command("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script, "sh", n.root)
+	// It ends with its input, so also with us; the test's end must not kill it before it is asked to end.
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script, "sh", n.root)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +142,7 @@ func (n *node) hold(library string) *holder {
 		LD_PRELOAD=/dev/gpufence/lib64/libgpufence.so exec sh -c 'echo $$; read -r line'`
 	h := &holder{n: n}
 	argv := n.enter("unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "sh", library)
-	h.cmd = exec.Command(argv[0], argv[1:]...)
+	h.cmd = exec.CommandContext(context.WithoutCancel(n.t.Context()), argv[0], argv[1:]...)
 	in, err := h.cmd.StdinPipe()
 	if err != nil {
 		n.t.Fatal(err)
