@@ -105,7 +105,10 @@ func TestRun(t *testing.T) {
 		must(t, err)
 		must(t, until(ctx, "what the command left has ended", func() (bool, error) {
 			text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-			return err != nil || strings.Contains(string(text), ") Z "), nil
+			if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+				return true, nil
+			}
+			return strings.Contains(string(text), ") Z "), err
 		}))
 	})
 	t.Run("nothing is left", func(t *testing.T) {

@@ -246,8 +246,7 @@ func lookUser(text string) (specs.User, string, error) {
 	if err != nil {
 		u, err = user.LookupId(name)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		uid, uidErr := strconv.ParseUint(u.Uid, 10, 32)
 		gid, gidErr := strconv.ParseUint(u.Gid, 10, 32)
 		if err := errors.Join(uidErr, gidErr); err != nil {
@@ -263,7 +262,7 @@ func lookUser(text string) (specs.User, string, error) {
 				who.AdditionalGids = append(who.AdditionalGids, uint32(n))
 			}
 		}
-	default:
+	} else {
 		uid, err := strconv.ParseUint(name, 10, 32)
 		if err != nil {
 			return who, "", usagef("--user %q: there is no such user", text)
