@@ -237,6 +237,7 @@ func (p *podman) up(ctx context.Context, t *testing.T, s *site) {
 	wrapper := filepath.Join(p.dir, "gpufence-runtime.podman")
 	text := fmt.Sprintf("#!/bin/sh\n%s exec %s/bin/gpufence-runtime.podman \"$@\"\n", gpufenceEnv(s), s.dist)
 	must(t, os.WriteFile(wrapper, []byte(text), 0o755)) //nolint:gosec // a program
+	must(t, os.Symlink(filepath.Join(s.dist, "bin/gpufence-hook"), filepath.Join(p.dir, "gpufence-hook")))
 	args := []string{"install", "--runtime", "podman", "--config", filepath.Join(p.dir, "containers.conf"), "--runtime-path", wrapper}
 	if p.hook {
 		args = append(args, "--hooks")

@@ -180,7 +180,7 @@ func (f installFlags) job(ctx context.Context) (*job, error) {
 	case f.hooks && f.kind != kindPodman:
 		return nil, usagef("--hooks is for podman: %s has no hook that sees a container's configuration", f.kind)
 	case f.hooks:
-		j.request.Hook = filepath.Join(filepath.Dir(j.programs.Wrapper()), "gpufence-hook")
+		j.request.Hook = filepath.Join(filepath.Dir(j.request.Wrapper), "gpufence-hook")
 	}
 	if f.prefix != "" && !filepath.IsAbs(f.prefix) {
 		return nil, usagef("--install-dir %q is not absolute", f.prefix)
@@ -283,6 +283,9 @@ func (a *app) runInstall(ctx context.Context, f installFlags) error {
 	}
 	if err := host.Executable(j.request.Wrapper); err != nil {
 		return err
+	}
+	if hook := j.request.Hook; hook != "" && !host.Runs(hook) {
+		return quota.NewError(quota.CodeEnginePrograms, "the hook's program %s is not there, or cannot be run", hook).WithHint("put gpufence-hook beside gpufence-runtime")
 	}
 	return a.carryOut(ctx, j, plan)
 }

@@ -114,6 +114,7 @@ func (f *form) unpack(t *testing.T) {
 	wrapper := filepath.Join(f.root, "opt/gpufence-runtime")
 	check(os.MkdirAll(filepath.Dir(wrapper), 0o755))
 	check(os.WriteFile(wrapper, []byte("#!/bin/sh\n"), 0o755))
+	check(os.WriteFile(filepath.Join(f.root, "opt/gpufence-hook"), []byte("#!/bin/sh\n"), 0o755))
 	f.args = nil
 	for _, arg := range strings.Fields(f.section("args")) {
 		f.args = append(f.args, strings.ReplaceAll(arg, "/ROOT/", f.root+"/"))
@@ -125,7 +126,7 @@ func (f *form) run(t *testing.T, command string, more ...string) (stdout, stderr
 	t.Helper()
 	args := slices.Concat([]string{command}, f.args, more)
 	if command == "uninstall" {
-		args = slices.DeleteFunc(args, func(a string) bool { return a == "--set-as-default" || a == "--cdi.enabled" })
+		args = slices.DeleteFunc(args, func(a string) bool { return a == "--set-as-default" || a == "--cdi.enabled" || a == "--hooks" })
 		for i := slices.Index(args, "--wrap"); i >= 0; i = slices.Index(args, "--wrap") {
 			args = slices.Delete(args, i, i+2)
 		}
