@@ -222,9 +222,12 @@ func (c *crio) down(t *testing.T) {
 // crio is the program, built once.
 func (s *site) crio(ctx context.Context, t *testing.T) string {
 	t.Helper()
-	out, err := s.run(ctx, "./crio/build")
+	// Minutes, where it was not built before.
+	cmd := exec.CommandContext(ctx, "./crio/build")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
 	if err != nil {
 		skip(t, "CRI-O cannot be built: %v", err)
 	}
-	return filepath.Join(strings.TrimSpace(out), "crio")
+	return filepath.Join(strings.TrimSpace(string(out)), "crio")
 }
