@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,5 +86,39 @@ func TestAskedAllTheTime(t *testing.T) {
 	samples, most := b.gpu.count()-n, int(time.Since(began)/(50*time.Millisecond))+2
 	if samples > most || b.served() == 0 {
 		t.Errorf("%d samples, %d followed; at most %d", samples, b.served(), most)
+	}
+}
+
+// TestSecondSampleIsNotMissed: a kill waits for a second sample just as long as it must, also where
+// one that came too early for it was in progress when it was due.
+func TestSecondSampleIsNotMissed(t *testing.T) {
+	b := newBench(t, func(c *config.Config) {
+		// Whoever waits for the period waits longer than this test.
+		c.Sample, c.SampleIdle, c.SampleDeadline, c.KillInterval = time.Hour, time.Hour, patience, 300*time.Millisecond
+	})
+	b.start()
+	p := b.run(request("a", "memory.max=1Gi"))
+	b.gpu.set(p.pid, 2*gib)
+	b.d.poke()
+	began := func() (at time.Duration, asked bool) {
+		b.d.mu.Lock()
+		defer b.d.mu.Unlock()
+		g := b.d.gpus[uuid0]
+		return g.aboveAt, g.inFlight
+	}
+	b.eventually("the first sample says so", func() bool { at, _ := began(); return at > 0 })
+	b.gpu.change(func() { b.gpu.takes = 500 * time.Millisecond })
+	b.d.poke()
+	b.eventually("the next one is in progress", func() bool { _, asked := began(); return asked })
+	// On a machine so slow that it began late enough, it is the second sample itself.
+	time.Sleep(100 * time.Millisecond) // it has looked at what it takes
+	b.gpu.change(func() { b.gpu.takes = 0 })
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		t.Fatal("the second sample waits for its period")
+	}
+	if sig := p.signalled(); sig != syscall.SIGKILL {
+		t.Errorf("ended by %v", sig)
 	}
 }

@@ -189,6 +189,8 @@ type gpuState struct {
 	unattributed bool
 	shimless     map[policy.ContainerID]bool // containers of which it was said
 	unexplained  time.Duration
+	// aboveAt is when the call for the first sample began that says above.
+	aboveAt time.Duration
 	// context are observations of processes that have one context and nothing else.
 	context map[int]contextSeen
 	// draining are containers that ended and whose memory is still listed.

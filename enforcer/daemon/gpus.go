@@ -248,7 +248,8 @@ func (d *Daemon) tick(asked bool) time.Duration {
 		default: // cannot be: nothing is in flight
 		}
 	}
-	return next
+	// Counted from when they were sent, not from when the pages were written.
+	return max(next-(d.mono()-now), time.Millisecond)
 }
 
 // mayNumber says whether a pod's pages may show the next number. Slots keep peaks of two numbers

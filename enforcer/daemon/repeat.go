@@ -112,10 +112,7 @@ func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*regi
 		}
 	}
 	l.room = d.containerFacts(l.room[:0], g, pods)
-	if !slices.Equal(l.room, l.containers) {
-		return false
-	}
-	return true
+	return slices.Equal(l.room, l.containers)
 }
 
 // repeat takes a sample in that says what the last one said. The caller holds mu.

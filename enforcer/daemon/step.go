@@ -111,11 +111,15 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	for _, st := range out.Containers {
 		g.rising = g.rising || st.Rising
 	}
+	if above && !g.above {
+		g.aboveAt = s.Began
+	}
 	if out.Kill != nil {
 		d.startKill(g, out.Kill)
-	} else if above && !g.above {
-		// A kill needs a second sample: it need not wait for a whole period.
-		time.AfterFunc(d.cfg.KillInterval, d.poke)
+	} else if wait := g.aboveAt + d.cfg.KillInterval; above && s.Began < wait {
+		// A kill needs a second sample, whose call begins so much later than the first's: it need not
+		// wait for a whole period. One that somebody asked for in between is not it.
+		time.AfterFunc(wait-d.mono(), d.poke)
 	}
 	g.above = above
 	d.remember(g, pods, &in, pids, learning)
