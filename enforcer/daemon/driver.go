@@ -20,7 +20,7 @@ import (
 )
 
 // driverVisits is how often the driver is asked whether its limits are still ours.
-const driverVisits = time.Second
+const driverVisits = 2 * time.Second
 
 // limiter is the driver fence with what makes it visit.
 type limiter struct {

@@ -22,6 +22,9 @@ import (
 // driverDeadline bounds all calls of one visit to a GPU's driver.
 const driverDeadline = 2 * time.Second
 
+// proofAge is how old a visit may be to prove the limits.
+const proofAge = 10 * time.Second
+
 // reasserts is how often somebody else's limit is overwritten before the lower of the two is taken.
 const reasserts = 2
 
@@ -85,6 +88,7 @@ type hold struct {
 	backend Backend
 	alone   bool           // the container is its pod
 	writes  map[string]int // how often somebody else's limit was overwritten, by folder
+	at      time.Time      // of the visit
 	behind  int            // visits in a row in which the driver counted less than NVML lists
 }
 
@@ -100,6 +104,7 @@ type Driver struct {
 	// root is where the v2 hierarchy is mounted, dmem where the kernel's files of it are: the same but
 	// for a simulated GPU.
 	root, dmem string
+	now        func() time.Time
 
 	mu    sync.Mutex
 	holds map[policy.ContainerID]map[string]*hold
@@ -107,6 +112,8 @@ type Driver struct {
 	going []DriverHold
 	// worked is the newest proof on each GPU.
 	worked map[string]string
+	// backends are those that were found out already: a driver that is loaded anew is another.
+	backends map[Limits]Backend
 }
 
 // NewDriver makes the fence. root is the mount point of the v2 hierarchy, "" where there is none;
@@ -115,7 +122,7 @@ func NewDriver(gpus DriverGPUs, truth Truth, root, dmem string) *Driver {
 	if dmem == "" {
 		dmem = root
 	}
-	return &Driver{gpus: gpus, truth: truth, root: root, dmem: dmem, holds: map[policy.ContainerID]map[string]*hold{}, worked: map[string]string{}}
+	return &Driver{gpus: gpus, truth: truth, root: root, dmem: dmem, holds: map[policy.ContainerID]map[string]*hold{}, worked: map[string]string{}, backends: map[Limits]Backend{}, now: time.Now}
 }
 
 // Name is driver.
@@ -184,6 +191,23 @@ func (f *Driver) absent(s Subject, uuid string) string {
 // backend finds out how the driver of a GPU keeps account: the kernel lists the regions that it keeps
 // account of.
 func (f *Driver) backend(g DriverGPU) Backend {
+	f.mu.Lock()
+	b, known := f.backends[g.Limits]
+	f.mu.Unlock()
+	if known {
+		return b
+	}
+	b = f.findBackend(g)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.backends) > 1024 {
+		clear(f.backends) // drivers that are gone
+	}
+	f.backends[g.Limits] = b
+	return b
+}
+
+func (f *Driver) findBackend(g DriverGPU) Backend {
 	text, err := os.ReadFile(filepath.Join(f.dmem, "dmem.capacity"))
 	if err != nil {
 		return Misc // no such controller
@@ -301,8 +325,10 @@ func (f *Driver) visit(ctx context.Context, s Subject) (changed bool) {
 		}
 		f.mu.Unlock()
 		own, cancel := context.WithTimeout(ctx, driverDeadline)
+		at := f.now()
 		now := f.look(own, s, g.UUID, old)
 		cancel()
+		now.at = at
 		f.mu.Lock()
 		if f.holds[s.ID] == nil {
 			f.holds[s.ID] = map[string]*hold{}
@@ -341,9 +367,11 @@ func (f *Driver) look(ctx context.Context, s Subject, uuid string, old hold) hol
 		return now
 	}
 	var proofs, notes []string
+	var used uint64 // of the last, which is the innermost that is counted
 	for i, t := range now.targets {
 		set := slices.Contains(old.targets, t)
-		proof, note, err := f.hold(ctx, g, &now, t, set)
+		proof, note, counted, err := f.hold(ctx, g, &now, t, set)
+		used = counted
 		switch {
 		case errors.Is(err, gpu.ErrNoLimits):
 			now.status = Status{State: Absent, Why: fmt.Sprintf("driver %s does not limit this GPU: %v", g.Version, err)}
@@ -366,7 +394,7 @@ func (f *Driver) look(ctx context.Context, s Subject, uuid string, old hold) hol
 	if now.lacks != "" {
 		now.status.State, now.status.Why = Degraded, now.lacks
 	}
-	if why := f.uncounted(ctx, g, &now, s, uuid); why != "" {
+	if why := f.uncounted(&now, s, uuid, used); why != "" {
 		now.status.State, now.status.Why = Degraded, why
 	}
 	return now
@@ -408,31 +436,32 @@ func (f *Driver) clear(ctx context.Context, g DriverGPU, s Subject, uuid string,
 }
 
 // hold sets one limit if it is not known to be set, reads it back, and deals with others who write it.
-func (f *Driver) hold(ctx context.Context, g DriverGPU, h *hold, t target, set bool) (proof, note string, err error) {
+// used is what the driver counts.
+func (f *Driver) hold(ctx context.Context, g DriverGPU, h *hold, t target, set bool) (proof, note string, used uint64, err error) {
 	if t.hard == gpu.NoLimit && set {
-		return "", "", nil // cleared when it began; the driver says the ancestor's here
+		return "", "", 0, nil // cleared when it began; the driver says the ancestor's here
 	}
 	if !set {
 		if err := f.write(ctx, g, t); err != nil {
-			return "", "", err
+			return "", "", 0, err
 		}
 		if t.hard == gpu.NoLimit {
-			return "", "", nil
+			return "", "", 0, nil
 		}
 	}
-	got, err := f.read(ctx, g, t)
+	got, used, err := f.read(ctx, g, t)
 	if err != nil {
-		return "", "", err
+		return "", "", 0, err
 	}
 	if !set && got != t.hard {
-		return "", "", fmt.Errorf("the driver took a limit of %s for %s and says %s: it may have more in use", quota.FormatBytes(t.hard), t.dir, quota.FormatBytes(got))
+		return "", "", 0, fmt.Errorf("the driver took a limit of %s for %s and says %s: it may have more in use", quota.FormatBytes(t.hard), t.dir, quota.FormatBytes(got))
 	}
 	for ; got != t.hard && h.writes[t.dir] < reasserts; h.writes[t.dir]++ {
 		if err := f.write(ctx, g, t); err != nil {
-			return "", "", err
+			return "", "", 0, err
 		}
-		if got, err = f.read(ctx, g, t); err != nil {
-			return "", "", err
+		if got, used, err = f.read(ctx, g, t); err != nil {
+			return "", "", 0, err
 		}
 		if got == t.hard {
 			h.writes[t.dir]++
@@ -446,9 +475,9 @@ func (f *Driver) hold(ctx context.Context, g DriverGPU, h *hold, t target, set b
 		// The lower of the two is ours, and it is set each time; in between the other one holds.
 		other := got
 		if err := f.write(ctx, g, t); err != nil {
-			return "", "", err
+			return "", "", 0, err
 		}
-		return "", "", fmt.Errorf("contested: somebody else keeps %s at %s", t.dir, quota.FormatBytes(other))
+		return "", "", 0, fmt.Errorf("contested: somebody else keeps %s at %s", t.dir, quota.FormatBytes(other))
 	case h.writes[t.dir] > 0:
 		note = fmt.Sprintf("contested: somebody else wrote it, %d times until now", h.writes[t.dir])
 	}
@@ -459,11 +488,11 @@ func (f *Driver) hold(ctx context.Context, g DriverGPU, h *hold, t target, set b
 	proof = fmt.Sprintf("hard limit of the %s %s", what, quota.FormatBytes(got))
 	if n, ok := f.fileLimit(t.dir, g.PCI); ok {
 		if n != got {
-			return "", "", fmt.Errorf("the driver says %s for %s, dmem.max %s", quota.FormatBytes(got), t.dir, quota.FormatBytes(n))
+			return "", "", 0, fmt.Errorf("the driver says %s for %s, dmem.max %s", quota.FormatBytes(got), t.dir, quota.FormatBytes(n))
 		}
 		proof += ", in dmem.max too"
 	}
-	return proof, note, nil
+	return proof, note, used, nil
 }
 
 // write sets one limit.
@@ -482,21 +511,21 @@ func (f *Driver) write(ctx context.Context, g DriverGPU, t target) error {
 	return nil
 }
 
-// read is the hard limit that holds now.
-func (f *Driver) read(ctx context.Context, g DriverGPU, t target) (uint64, error) {
+// read is the hard limit that holds now, and what counts against it.
+func (f *Driver) read(ctx context.Context, g DriverGPU, t target) (hard, used uint64, err error) {
 	m, err := g.Limits.Get(ctx, t.dir)
 	if errors.Is(err, gpu.ErrNoLimits) {
-		return gpu.NoLimit, nil // it took one before, so somebody has cleared it
+		return gpu.NoLimit, 0, nil // it took one before, so somebody has cleared it
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read back the limit of %s: %w", t.dir, err)
+		return 0, 0, fmt.Errorf("read back the limit of %s: %w", t.dir, err)
 	}
-	return m.HardBytes, nil
+	return m.HardBytes, m.UsedBytes, nil
 }
 
 // uncounted says whether the driver counts less for a container than NVML lists: what it allocated
 // before the limit, or through somebody else's open device. One visit may be late.
-func (f *Driver) uncounted(ctx context.Context, g DriverGPU, h *hold, s Subject, uuid string) string {
+func (f *Driver) uncounted(h *hold, s Subject, uuid string, used uint64) string {
 	last := h.targets[len(h.targets)-1]
 	container, pod, ok := f.truth.Listed(s.ID, uuid)
 	if !ok {
@@ -507,18 +536,14 @@ func (f *Driver) uncounted(ctx context.Context, g DriverGPU, h *hold, s Subject,
 	if last.pod {
 		listed = pod
 	}
-	m, err := g.Limits.Get(ctx, last.dir)
-	if err != nil {
-		return fmt.Sprintf("read what the driver counts for %s: %v", last.dir, err)
-	}
-	if listed <= m.UsedBytes+max(64<<20, listed/50) {
+	if listed <= used+max(64<<20, listed/50) {
 		h.behind = 0
 		return ""
 	}
 	if h.behind++; h.behind < 2 {
 		return ""
 	}
-	return fmt.Sprintf("the driver counts %s of the %s that NVML lists: the rest came before the limit, or through another's device", quota.HumanBytes(m.UsedBytes), quota.HumanBytes(listed))
+	return fmt.Sprintf("the driver counts %s of the %s that NVML lists: the rest came before the limit, or through another's device", quota.HumanBytes(used), quota.HumanBytes(listed))
 }
 
 // Bound is the most that a container's level may be told of a limit that grows: what the driver is known
@@ -677,6 +702,9 @@ func (f *Driver) State(s Subject, uuid string) Status {
 		now, _ := compose(h.backend, s, uuid)
 		if h.status.State == Proven && !slices.EqualFunc(now, h.targets, func(a, b target) bool { return a.dir == b.dir && a.hard == b.hard }) {
 			return Status{State: Degraded, Why: "the driver has not been told of the new limit yet"}
+		}
+		if age := f.now().Sub(h.at); h.status.State == Proven && age > proofAge {
+			return Status{State: Degraded, Why: fmt.Sprintf("the driver was asked %s ago", age.Round(time.Second))}
 		}
 		return h.status
 	case s.ID == "" && worked != "":

@@ -343,17 +343,18 @@ func TestDmemFiles(t *testing.T) {
 		}
 	}
 	g, _ := f.gpus.DriverGPU("g")
-	if b := f.backend(g); b != Misc {
+	if b := f.findBackend(g); b != Misc {
 		t.Errorf("without files: %s", b)
 	}
 	write("dmem.capacity", "drm/0000:02:00.0/vram0 1\n")
-	if b := f.backend(g); b != Misc {
+	if b := f.findBackend(g); b != Misc {
 		t.Errorf("another GPU's region: %s", b)
 	}
 	write("dmem.capacity", "drm/0000:02:00.0/vram0 1\nnvidia/0000:01:00.0 17179869184\n")
-	if b := f.backend(g); b != Dmem {
+	if b := f.findBackend(g); b != Dmem {
 		t.Errorf("with its region: %s", b)
 	}
+	clear(f.backends)
 	write("pod/c/dmem.max", "drm/0000:02:00.0/vram0 max\nnvidia/0000:01:00.0 1073741824\n")
 	f.Visit(t.Context(), s)
 	f.wants(t, s, Proven, "in dmem.max too")
@@ -382,6 +383,7 @@ func TestNVIDIAsVariables(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(f.dmem, "dmem.capacity"), []byte("nvidia/0000:01:00.0 1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	clear(f.backends)
 	if got := env(limitedSubject(0, gib), false); got != "NVIDIA_GPU_MEMORY_LIMIT=1024 NVIDIA_GPU_MEMORY_REQUEST=0" {
 		t.Errorf("on dmem: %s", got)
 	}
@@ -427,4 +429,17 @@ func TestLimitsThatGo(t *testing.T) {
 	f.Visit(t.Context(), both)
 	holds(gib, 2*gib)
 	f.wants(t, both, Proven, "2Gi")
+}
+
+// TestOldProof: what was not asked for a while is not proven.
+func TestOldProof(t *testing.T) {
+	f, _, _ := newFakeDriver(t)
+	s := limitedSubject(gib, 0)
+	f.Visit(t.Context(), s)
+	f.wants(t, s, Proven, "")
+	at := time.Now().Add(proofAge + time.Second)
+	f.now = func() time.Time { return at }
+	f.wants(t, s, Degraded, "was asked 11s ago")
+	f.Visit(t.Context(), s)
+	f.wants(t, s, Proven, "")
 }

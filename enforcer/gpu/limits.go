@@ -100,8 +100,12 @@ type Limiter struct {
 	device Device
 	turn   chan struct{} // holds one while nobody is in the driver
 	mu     sync.Mutex
-	since  time.Duration
+	busy   bool
+	since  time.Duration // when the call that is in the driver began
 }
+
+// hungAfter is how long a call may be in the driver before others do not wait for it.
+const hungAfter = 2 * time.Second
 
 // NewLimiter makes the limiter of a GPU.
 func NewLimiter(d Device) *Limiter {
@@ -122,6 +126,13 @@ func (l *Limiter) HasLimits() bool {
 // do runs a call to the end, but waits for it no longer than ctx lasts.
 func (l *Limiter) do(ctx context.Context, call func(Limited) error) error {
 	uuid := l.device.Info().UUID
+	l.mu.Lock()
+	hung := l.busy && monotonic()-l.since > hungAfter
+	l.mu.Unlock()
+	if hung {
+		// As many as wait for it would wait for nothing, one after the other.
+		return fmt.Errorf("limit cgroups on %s: %w", uuid, ErrHung)
+	}
 	d, can := l.device.(Limited)
 	if !can {
 		return ErrNoLimits
@@ -134,11 +145,14 @@ func (l *Limiter) do(ctx context.Context, call func(Limited) error) error {
 		return fmt.Errorf("limit cgroups on %s: %w since %v", uuid, ErrHung, (monotonic() - l.since).Round(time.Millisecond))
 	}
 	l.mu.Lock()
-	l.since = monotonic()
+	l.since, l.busy = monotonic(), true
 	l.mu.Unlock()
 	done := make(chan error, 1) // a late answer does not keep the goroutine
 	go func() {
 		err := call(d)
+		l.mu.Lock()
+		l.busy = false
+		l.mu.Unlock()
 		l.turn <- struct{}{}
 		done <- err
 	}()

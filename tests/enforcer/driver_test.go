@@ -332,3 +332,19 @@ func TestWithoutDriverLimits(t *testing.T) {
 		}
 	}
 }
+
+// TestNVIDIAsHookIsTold: H11. What NVIDIA's own hook would set from the environment is what was granted.
+func TestNVIDIAsHookIsTold(t *testing.T) {
+	t.Parallel()
+	forBackends(t, func(t *testing.T, backend string) {
+		b := newBench(t, 0, withDriver(t, backend))
+		c := b.run(node.Spec{Name: "own", Limits: []string{"container.own.memory.max=1Gi", "container.own.memory.min=512Mi"}})
+		if got := strings.Join(c.Prepared.Env, " "); got != "NVIDIA_GPU_MEMORY_LIMIT=1024 NVIDIA_GPU_MEMORY_REQUEST=512" {
+			t.Errorf("own: %s", got)
+		}
+		c = b.run(node.Spec{Name: "pods", Limits: []string{"memory.max=1Gi"}})
+		if got := strings.Join(c.Prepared.Env, " "); (got == "NVIDIA_GPU_MEMORY_LIMIT=1024 NVIDIA_GPU_MEMORY_REQUEST=0") != (backend == "dmem") || backend == "misc" && got != "" {
+			t.Errorf("pod's: %s", got)
+		}
+	})
+}
