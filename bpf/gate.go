@@ -178,6 +178,7 @@ type Gate struct {
 	carrier Carrier
 	copies  Copies
 	adopted bool
+	refused error // why copies are not watched in a better way
 }
 
 // Open adopts the pinned gate, or loads and pins one on a carrier. Nothing of an earlier one is let go before
@@ -394,7 +395,7 @@ func (g *Gate) AttachCopies() (Copies, error) {
 			return nil
 		}()
 		if err == nil {
-			g.copies = how
+			g.copies, g.refused = how, errors.Join(errs...)
 			return how, nil
 		}
 		errs = append(errs, fmt.Errorf("by %s: %w", how, err), g.letGo(copies[how]))
@@ -428,6 +429,9 @@ func (g *Gate) Carrier() Carrier { return g.carrier }
 
 // Copies is how the driver's copies are watched.
 func (g *Gate) Copies() Copies { return g.copies }
+
+// Worse is why the copies are not watched in a better way.
+func (g *Gate) Worse() error { return g.refused }
 
 // Adopted says whether the maps of an earlier process were found.
 func (g *Gate) Adopted() bool { return g.adopted }
@@ -687,6 +691,9 @@ func (g *Gate) Adjust(cgroup uint64, bytes int64, resetPeak bool) (Usage, error)
 
 // EventKind is what was refused.
 type EventKind uint32
+
+// Changed is a request that was changed after the door had read it.
+const Changed = EventKind(gateEventKindEV_RACE)
 
 var eventWords = map[EventKind]string{
 	EventKind(gateEventKindEV_QUOTA): "over-limit", EventKind(gateEventKindEV_CLASS): "forbidden-class", EventKind(gateEventKindEV_COMPAT): "32-bit-call",

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpufence/gpufence/bpf"
 	"github.com/gpufence/gpufence/cmd/internal/man"
 	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -21,6 +22,13 @@ import (
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == act.GuardCommand {
 		os.Exit(guard(os.Stdin, os.Stdout, os.Stderr, os.Args[2]))
+	}
+	if len(os.Args) == 3 && os.Args[1] == bpf.CanaryCommand {
+		if err := bpf.RunCanary(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "gpufence:", err)
+			os.Exit(1)
+		}
+		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends us at once

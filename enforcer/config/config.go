@@ -65,7 +65,12 @@ type Config struct {
 	FailOpen  bool   // a start goes on, unfenced, where gpufenced does not answer
 	Admit     string // free: min < max also needs the bytes free now; kill-over-min: room is made
 	Placement string // spread, binpack: which GPUs `gpu = any` gets
-	KillMPS   bool   // clients of an MPS server may be killed, though that can fault their peers
+	// Gate is auto, enforce, audit or off: what the kernel weighs before the driver gives it. GateStrict also
+	// refuses what cannot be verified there, and believes frees only when NVML shows them.
+	Gate       string
+	GateStrict bool
+
+	KillMPS bool // clients of an MPS server may be killed, though that can fault their peers
 
 	Throttle    string        // above memory.high: shim, freeze (also freezes processes without it), off
 	FreezeSlice time.Duration // 50 ms: the longest that a container is frozen at a time

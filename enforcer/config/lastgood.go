@@ -123,12 +123,17 @@ func Reloaded(running, fresh Config) (Config, []string) {
 		{"state-dir", &fresh.StateDir, &running.StateDir},
 		{"nvml-library", &fresh.NVMLLibrary, &running.NVMLLibrary},
 		{"dmem-dir", &fresh.DmemDir, &running.DmemDir},
+		{"gate", &fresh.Gate, &running.Gate},
 		{"metrics-address", &fresh.MetricsAddress, &running.MetricsAddress},
 	} {
 		if *k.from != *k.was {
 			wait = append(wait, k.key)
 			*k.from = *k.was
 		}
+	}
+	if fresh.GateStrict != running.GateStrict {
+		wait = append(wait, "gate-strict")
+		fresh.GateStrict = running.GateStrict
 	}
 	return fresh, wait
 }

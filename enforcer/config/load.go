@@ -50,6 +50,7 @@ func Default() Config {
 		Admit:       "free",
 		Placement:   "spread",
 		Throttle:    "shim",
+		Gate:        "auto",
 		FreezeSlice: 50 * time.Millisecond,
 		FreezeShare: 0.5,
 	}

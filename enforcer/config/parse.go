@@ -62,6 +62,10 @@ var settings = []setting{
 		c.FreezeShare = share
 		return nil
 	}},
+	{"gate", func(c *Config, _ string, v any) error {
+		return setWord(&c.Gate, v, []string{"auto", "enforce", "audit", "off"})
+	}},
+	{"gate-strict", func(c *Config, _ string, v any) error { return setBool(&c.GateStrict, v) }},
 	{"kill-mps", func(c *Config, _ string, v any) error { return setBool(&c.KillMPS, v) }},
 
 	{"socket", func(c *Config, _ string, v any) error { return setPath(&c.Socket, v, false) }},

@@ -102,6 +102,7 @@ type Daemon struct {
 
 	watch  fence.Watch
 	shim   fence.Shim
+	gate   *fence.Gate
 	fences []fence.Fence
 
 	mu      sync.Mutex
@@ -271,7 +272,8 @@ func New(opts Options) (*Daemon, error) {
 	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
 	d.limiter.kick = make(chan struct{}, 1)
 	d.limiter.fence = fence.NewDriver(&d.limiter.sees, &d.limiter.sees, d.host.Unified(), cfg.DmemDir)
-	d.fences = []fence.Fence{d.watch, d.shim, d.limiter.fence, fence.MIG{Instances: &d.instances}}
+	d.gate = fence.NewGate(fence.GateOptions{Word: cfg.Gate, Strict: cfg.GateStrict, CgroupRoot: d.host.Unified(), Settle: cfg.Settle})
+	d.fences = []fence.Fence{d.watch, d.shim, d.limiter.fence, d.gate, fence.MIG{Instances: &d.instances}}
 	d.capabilities = cmp.Or(opts.Capabilities, gpu.CapabilitiesDir)
 	d.shimLib, d.shim32 = shimLibrary(cfg.ShimLibrary), cfg.ShimLibrary32
 
@@ -407,6 +409,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.group.Go(func() { d.runFreezer(ctx) })
 	d.group.Go(func() { d.runDriver(ctx) })
+	d.group.Go(func() { d.runGate(ctx) })
 	<-ctx.Done()
 	done := make(chan struct{})
 	go func() {

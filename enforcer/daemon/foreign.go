@@ -65,8 +65,12 @@ func (d *Daemon) denyUnmanaged() {
 	able := false
 	for _, f := range d.fences {
 		if denier, ok := f.(fence.Denier); ok {
+			err := denier.DenyUnmanaged(deny, exempt)
+			if errors.Is(err, fence.ErrCannotDeny) {
+				continue // another may be able
+			}
 			able = true
-			errs = append(errs, denier.DenyUnmanaged(deny, exempt))
+			errs = append(errs, err)
 		}
 	}
 	if deny && !able {

@@ -177,6 +177,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 func (d *Daemon) takeDevices(ctx context.Context, devices []gpu.Device, split []gpu.Info) {
 	d.order, d.split = nil, split
 	d.limiter.sees.take(devices, d.driver)
+	d.gateDriver()
 	d.anyInstance = false
 	for _, dev := range devices {
 		info := dev.Info()

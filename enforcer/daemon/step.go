@@ -73,6 +73,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	d.saidUnknown(g, &out)
 	d.seen.set(uuid, info, out.Containers)
 	d.limiter.sees.list(uuid, &out)
+	d.gateSample(g, &out)
 
 	d.count(g, &out)
 	learning := d.learnContexts(g, &out)

@@ -12,6 +12,7 @@ package fence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -78,6 +79,9 @@ type Fence interface {
 	// State is how it stands on one of the container's GPUs.
 	State(s Subject, gpu string) Status
 }
+
+// ErrCannotDeny is what a [Denier] says that is not there on this node.
+var ErrCannotDeny = errors.New("there is no gate")
 
 // Denier is a fence that can keep processes that did not come through gpufence away from the GPUs.
 type Denier interface {

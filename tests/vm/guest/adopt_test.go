@@ -62,7 +62,7 @@ func TestTheGateStaysClosedWithoutItsDaemon(t *testing.T) {
 		t.Fatalf("with its process dead: %+v", got)
 	}
 	holds := start(t, dir, fmt.Sprintf("os64:%d:1", 60*mib), "send:/tmp/adopt")
-	hammer := start(t, dir, "receive:/tmp/adopt", fmt.Sprintf("hammer:%d:%d", 6000, 60*mib))
+	hammer := start(t, dir, "receive:/tmp/adopt", fmt.Sprintf("hammer:%d:%d", 50000, 60*mib))
 	time.Sleep(500 * time.Millisecond)
 	carrier, _ := expected()
 	began := time.Now()
@@ -81,6 +81,10 @@ func TestTheGateStaysClosedWithoutItsDaemon(t *testing.T) {
 	if u := usage(t, g, id); u.Used != 60*mib {
 		t.Errorf("charged %d MiB after adoption, want 60", u.Used>>20)
 	}
+	if err := os.WriteFile("/tmp/stop", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove("/tmp/stop")
 	line := hammer.wait(t)
 	holds.wait(t)
 	asked, passed := number(t, line[1].line, "asked"), number(t, line[1].line, "passed")

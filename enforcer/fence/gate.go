@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fence
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/bpf"
+	"github.com/gpufence/gpufence/enforcer/fence/gatecredit"
+	"github.com/gpufence/gpufence/enforcer/policy"
+	"github.com/gpufence/gpufence/enforcer/quota"
+)
+
+// GateKernel is the gate in the kernel. [bpf.Gate] is one.
+type GateKernel interface {
+	Configure(bpf.Settings) error
+	SetDevices([]bpf.Device) error
+	SetExempt(cgroups []uint64) error
+	SetPolicy(cgroup uint64, p bpf.Policy) error
+	DropPolicy(cgroup uint64) error
+	Adjust(cgroup uint64, bytes int64, resetPeak bool) (bpf.Usage, error)
+	AttachCopies() (bpf.Copies, error)
+	ReleaseCopies() error
+	Carrier() bpf.Carrier
+	Copies() bpf.Copies
+	Misses() (uint64, error)
+	Managed() ([]uint64, error)
+	Events(ctx context.Context, f func(bpf.Event)) error
+	Close() error
+}
+
+// Words of policy `gate`.
+const (
+	GateAuto    = "auto"    // enforce where the driver's requests were recorded, else audit
+	GateEnforce = "enforce" // wherever the kernel allows
+	GateAudit   = "audit"   // count and tell
+	GateOff     = "off"
+)
+
+// GateOptions are policy and where to look; tests say others.
+type GateOptions struct {
+	Word       string // of policy `gate`
+	Strict     bool   // refuse what cannot be verified, and believe frees only when NVML shows them
+	PinDir     string
+	CgroupRoot string // of the v2 hierarchy; "": there is none
+	Proc, Sys  string // "" for /proc, /sys
+	Canary     []string
+	Settle     time.Duration
+}
+
+// Gate weighs in the kernel what a container asks the driver for, before the driver gives it.
+//
+// A container has one account over all of its GPUs: a request names a GPU only through objects that were made
+// before, which the programs do not follow. So with several GPUs the account holds the sum, and each of them is
+// degraded.
+type Gate struct {
+	opts   GateOptions
+	kernel GateKernel
+
+	mu       sync.Mutex
+	absent   string
+	enforced bool // said of the driver that is loaded, and by policy
+	settings bpf.Settings
+	deny     bool
+	holds    map[policy.ContainerID]*gateHold
+}
+
+type gateHold struct {
+	cgroup, pod uint64
+	limit       uint64
+	status      Status
+	credit      *gatecredit.Credit
+	noCredit    bool
+	policy      bpf.Policy
+}
+
+// Open opens the gate and has its canary refused; where there is none, the state says why.
+func (f *Gate) Open(ctx context.Context) {
+	kernel, absent := openKernel(ctx, f.opts)
+	f.mu.Lock()
+	f.kernel, f.absent = kernel, absent
+	f.mu.Unlock()
+	if kernel != nil {
+		if err := f.Driver(""); err != nil {
+			f.mu.Lock()
+			f.absent = err.Error()
+			f.mu.Unlock()
+		}
+	}
+}
+
+func openKernel(ctx context.Context, opts GateOptions) (GateKernel, string) {
+	switch {
+	case opts.Word == GateOff:
+		if err := bpf.Unpin(opts.PinDir); err != nil {
+			return nil, "policy gate = \"off\"; " + err.Error()
+		}
+		return nil, "policy gate = \"off\""
+	case opts.CgroupRoot == "":
+		return nil, "no cgroup v2 tree is mounted, so containers cannot be told apart"
+	}
+	carriers := []bpf.Carrier{bpf.CarrierFmodRet}
+	if in, err := bpf.InLSMList(); in && err == nil {
+		carriers = []bpf.Carrier{bpf.CarrierLSM, bpf.CarrierFmodRet}
+	}
+	var errs []string
+	for _, carrier := range carriers {
+		g, err := bpf.Open(opts.PinDir, carrier)
+		if err == nil {
+			if err = g.Canary(ctx, opts.CgroupRoot, opts.Canary); err == nil {
+				return g, ""
+			}
+			// Its pins stay: a canary that could not be started proves nothing against what an earlier start
+			// has proved, and running containers lie behind it.
+			err = errors.Join(err, g.Close())
+		}
+		errs = append(errs, err.Error())
+		var missing *bpf.Error
+		if errors.As(err, &missing) && !slices.Contains([]bpf.Reason{bpf.ReasonCanary, bpf.ReasonTooOld}, missing.Reason) {
+			break // another carrier would miss the same
+		}
+	}
+	return nil, strings.Join(errs, "; ")
+}
+
+// NewGate makes the fence; [Gate.Open] opens it.
+func NewGate(opts GateOptions) *Gate {
+	opts.Proc, opts.Sys = cmp.Or(opts.Proc, "/proc"), cmp.Or(opts.Sys, "/sys")
+	return &Gate{opts: opts, absent: "it is being opened", holds: map[policy.ContainerID]*gateHold{}}
+}
+
+// Driver takes over which driver is loaded now: its devices are guarded, its copies watched, its requests known
+// or not. "" is none yet: the doors are up, so that it comes up guarded.
+func (f *Gate) Driver(version string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		return nil
+	}
+	devices, err := GuardedDevices(f.opts.Proc, f.opts.Sys)
+	if err != nil {
+		return fmt.Errorf("find devices to guard: %w", err)
+	}
+	if err := f.kernel.SetDevices(devices); err != nil {
+		return err
+	}
+	abi, _ := bpf.ForDriver(version)
+	f.enforced = f.opts.Word == GateEnforce || f.opts.Word == GateAuto && abi.Known
+	s := bpf.Settings{ParamsBytes: abi.ParamsBytes, CreditFrees: !f.opts.Strict, CloseHeap: f.opts.Strict, CloseDup: f.opts.Strict, CloseUnmanaged: f.deny, EventsPerSecond: 10}
+	if version != "" {
+		if _, err := f.kernel.AttachCopies(); err == nil {
+			s.Commits, s.KillRaces = true, true
+		} // else the level says that they are not watched
+	}
+	f.settings = s
+	return f.kernel.Configure(s)
+}
+
+// Quiesce lets the driver's module go, for an upgrade; the doors stay. [Gate.Driver] comes after it.
+func (f *Gate) Quiesce() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		return nil
+	}
+	// First the settings: a request whose copy is not seen any more must not count as not given.
+	f.settings.Commits, f.settings.KillRaces = false, false
+	return errors.Join(f.kernel.Configure(f.settings), f.kernel.ReleaseCopies())
+}
+
+// GuardedDevices are the nodes of NVIDIA's driver: its fixed major number, what /proc/devices says of managed
+// memory, and its render nodes.
+func GuardedDevices(proc, sys string) ([]bpf.Device, error) {
+	const major, modeset, ctl = 195, 254, 255
+	devices := []bpf.Device{{Major: major, Minor: ctl, Kind: bpf.KindCTL}, {Major: major, Minor: modeset, Kind: bpf.KindClosed}}
+	for minor := range uint32(modeset) {
+		devices = append(devices, bpf.Device{Major: major, Minor: minor, Kind: bpf.KindGPU})
+	}
+	b, err := os.ReadFile(filepath.Join(proc, "devices"))
+	if err != nil {
+		return nil, fmt.Errorf("read the list of devices: %w", err)
+	}
+	for line := range strings.Lines(string(b)) {
+		var n uint32
+		var name string
+		if _, err := fmt.Sscan(line, &n, &name); err == nil && name == "nvidia-uvm" {
+			devices = append(devices, bpf.Device{Major: n, Minor: 0, Kind: bpf.KindUVM}, bpf.Device{Major: n, Minor: 1, Kind: bpf.KindClosed})
+		}
+	}
+	nodes, err := filepath.Glob(filepath.Join(sys, "class/drm/*"))
+	if err != nil {
+		return nil, fmt.Errorf("list render nodes: %w", err)
+	}
+	for _, node := range nodes {
+		driver, err := os.Readlink(filepath.Join(node, "device/driver"))
+		if err != nil || filepath.Base(driver) != "nvidia" {
+			continue // a connector, or another vendor's
+		}
+		b, err := os.ReadFile(filepath.Join(node, "dev"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var major, minor uint32
+		if err == nil {
+			_, err = fmt.Sscanf(string(b), "%d:%d", &major, &minor)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the number of %s: %w", node, err)
+		}
+		devices = append(devices, bpf.Device{Major: major, Minor: minor, Kind: bpf.KindClosed})
+	}
+	return devices, nil
+}
+
+// gpuMinor is the number of a GPU's device node, as the driver says it.
+func gpuMinor(proc, uuid string) (int, error) {
+	files, err := filepath.Glob(filepath.Join(proc, "driver/nvidia/gpus/*/information"))
+	if err != nil {
+		return 0, fmt.Errorf("list GPUs: %w", err)
+	}
+	for _, name := range files {
+		file, err := os.Open(name)
+		if err != nil {
+			return 0, fmt.Errorf("read a GPU's number: %w", err)
+		}
+		is, minor := false, -1
+		for in := bufio.NewScanner(file); in.Scan(); {
+			key, value, _ := strings.Cut(in.Text(), ":")
+			switch value = strings.TrimSpace(value); strings.TrimSpace(key) {
+			case "GPU UUID":
+				is = value == uuid
+			case "Device Minor":
+				if n, err := strconv.Atoi(value); err == nil {
+					minor = n
+				}
+			}
+		}
+		file.Close()
+		if is && minor >= 0 {
+			return minor, nil
+		}
+	}
+	return 0, fmt.Errorf("the driver does not say which device node %s is", uuid)
+}
+
+// Name is gate.
+func (*Gate) Name() string { return "gate" }
+
+// level is what the gate is worth now, and what it lacks. The caller holds mu.
+func (f *Gate) level() (bpf.Level, string) {
+	misses, err := f.kernel.Misses()
+	if err != nil {
+		return bpf.LevelAudit, err.Error()
+	}
+	l, why := bpf.LevelOf(f.kernel.Carrier(), f.kernel.Copies(), f.settings, f.enforced, misses)
+	if why != nil {
+		return l, why.Error()
+	}
+	return l, ""
+}
+
+// Level is hard where it is strict, reactive where a race can win until the next look, nothing in audit.
+func (f *Gate) Level() quota.Level {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		return quota.LevelNone
+	}
+	switch l, _ := f.level(); l {
+	case bpf.LevelStrict:
+		return quota.LevelHard
+	case bpf.LevelEntry:
+		return quota.LevelReactive
+	}
+	return quota.LevelNone
+}
+
+// gateLimit is a grant's limit over all GPUs, and by how much the gate lies above it: it fires where the shim was
+// passed by.
+func gateLimit(gpus []quota.GPU, limits map[string]quota.Limits) uint64 {
+	var all uint64
+	for _, g := range gpus {
+		l, ok := limits[g.UUID]
+		if !ok || l.Max == quota.Unlimited || all+l.Max < all {
+			return math.MaxUint64
+		}
+		all += l.Max
+	}
+	if all == 0 {
+		return 0
+	}
+	return all + gateMargin(all)
+}
+
+func gateMargin(limit uint64) uint64 { return max(16<<20, limit/100) }
+
+func cgroupID(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, fmt.Errorf("look at cgroup %s: %w", dir, err)
+	}
+	return st.Ino, nil
+}
+
+// Raise makes the container's cgroup managed, before its first process runs.
+func (f *Gate) Raise(_ context.Context, s Subject) (map[string]Status, error) {
+	err := f.set(s)
+	out := map[string]Status{}
+	for _, g := range s.Grant.GPUs {
+		out[g.UUID] = f.State(s, g.UUID)
+	}
+	return out, err
+}
+
+// Resize follows a changed grant.
+func (f *Gate) Resize(_ context.Context, s Subject) error { return f.set(s) }
+
+func (f *Gate) set(s Subject) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil || s.Cgroup == "" {
+		return nil
+	}
+	h := f.holds[s.ID]
+	if h == nil {
+		h = &gateHold{credit: &gatecredit.Credit{Settle: f.opts.Settle, Margin: gateMargin}}
+	}
+	fail := func(err error) error {
+		h.status = Status{State: Degraded, Why: err.Error()}
+		f.holds[s.ID] = h
+		return fmt.Errorf("raise gate: %w", err)
+	}
+	id, err := cgroupID(s.Cgroup)
+	if err != nil {
+		return fail(err)
+	}
+	h.cgroup = id
+	p := bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Container), GPU: len(s.Grant.GPUs) > 0, Enforce: f.enforced && !s.Observed, NoCredit: h.noCredit}
+	if s.Alone {
+		p.LimitBytes = min(p.LimitBytes, gateLimit(s.Grant.GPUs, s.Grant.Pod))
+	}
+	for _, g := range s.Grant.GPUs {
+		if strings.HasPrefix(g.UUID, "MIG-") {
+			continue // its nodes are the GPU's, and the capabilities' are the driver's to check
+		}
+		minor, err := gpuMinor(f.opts.Proc, g.UUID)
+		if err != nil {
+			return fail(err)
+		}
+		p.Minors = append(p.Minors, minor)
+	}
+	// The pod first: from the moment that the container is managed, both must be charged.
+	if s.PodCgroup != "" && !s.Alone {
+		pod, err := cgroupID(s.PodCgroup)
+		if err != nil {
+			return fail(err)
+		}
+		h.pod = pod
+		whole := bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Pod), GPU: true, Enforce: p.Enforce, UVMBytes: math.MaxUint64}
+		if err := f.kernel.SetPolicy(pod, whole); err != nil {
+			return fail(err)
+		}
+	}
+	if err := f.kernel.SetPolicy(id, p); err != nil {
+		return fail(err)
+	}
+	h.limit, h.policy = p.LimitBytes, p
+	u, err := f.kernel.Adjust(id, 0, false)
+	if err != nil {
+		return fail(err)
+	}
+	h.status = Status{State: Proven, Proof: fmt.Sprintf("limit %s in the kernel, %s charged", limitWord(p.LimitBytes), quota.FormatBytes(u.Used))}
+	f.holds[s.ID] = h
+	return nil
+}
+
+func limitWord(bytes uint64) string {
+	if bytes == math.MaxUint64 {
+		return "max"
+	}
+	return quota.FormatBytes(bytes)
+}
+
+// Lower makes the cgroup unmanaged, with the pod's if it was the last there.
+func (f *Gate) Lower(_ context.Context, s Subject) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.holds[s.ID]
+	if h == nil {
+		return nil
+	}
+	delete(f.holds, s.ID)
+	var errs []error
+	if h.cgroup != 0 {
+		errs = append(errs, f.kernel.DropPolicy(h.cgroup))
+	}
+	for _, o := range f.holds {
+		if o.pod == h.pod {
+			return errors.Join(errs...)
+		}
+	}
+	if h.pod != 0 {
+		errs = append(errs, f.kernel.DropPolicy(h.pod))
+	}
+	return errors.Join(errs...)
+}
+
+// State is absent with the reason, degraded where it only counts or holds a sum, or proven.
+func (f *Gate) State(s Subject, _ string) Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.kernel == nil:
+		return Status{State: Absent, Why: f.absent}
+	case f.absent != "":
+		return Status{State: Degraded, Why: f.absent}
+	}
+	l, lacks := f.level()
+	canary := fmt.Sprintf("level %s by %s: a canary was refused through every door", l, f.kernel.Carrier())
+	if l == bpf.LevelAudit {
+		return Status{State: Degraded, Why: "it counts only: " + lacks}
+	}
+	if s.ID == "" {
+		return Status{State: Proven, Proof: canary, Why: lacks}
+	}
+	h := f.holds[s.ID]
+	switch {
+	case h == nil && s.Cgroup == "":
+		return Status{State: Absent, Why: "the container has no cgroup in the v2 hierarchy"}
+	case h == nil:
+		return Status{State: Degraded, Why: "the kernel was not told of the container yet"}
+	case h.status.State != Proven:
+		return h.status
+	case s.Observed:
+		return Status{State: Degraded, Why: "policy only looks"}
+	case len(s.Grant.GPUs) > 1:
+		return Status{State: Degraded, Why: fmt.Sprintf("one account over %d GPUs holds their sum only", len(s.Grant.GPUs))}
+	}
+	return Status{State: Proven, Proof: h.status.Proof + "; " + canary, Why: lacks}
+}
+
+// DenyUnmanaged implements [Denier]. Items of the exempt list that name a cgroup are told to the kernel; what is in
+// none of a container's, the host's own services among it, is exempt by the slices that hold it.
+func (f *Gate) DenyUnmanaged(deny bool, exempt []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		if deny {
+			return fmt.Errorf("%w: %s", ErrCannotDeny, f.absent)
+		}
+		return nil
+	}
+	f.deny = deny
+	f.settings.CloseUnmanaged = deny
+	var ids []uint64
+	if deny {
+		for _, item := range append([]string{"system.slice", "user.slice", "init.scope"}, exempt...) {
+			path, ok := strings.CutPrefix(item, "cgroup:")
+			if !ok && strings.Contains(item, ":") {
+				// A program's path or name is a container's to choose, so the kernel does not look at it: such
+				// programs of the host itself are in its slices, in containers they are exempt by cgroup only.
+				continue
+			}
+			found, err := filepath.Glob(filepath.Join(f.opts.CgroupRoot, filepath.Clean("/"+path)))
+			if err != nil {
+				return fmt.Errorf("find exempt cgroup %q: %w", item, err)
+			}
+			for _, dir := range found {
+				id, err := cgroupID(dir)
+				if err != nil {
+					return err
+				}
+				ids = append(ids, id)
+			}
+		}
+		root, err := cgroupID(f.opts.CgroupRoot)
+		if err != nil {
+			return err
+		}
+		if own, err := os.ReadFile(filepath.Join(f.opts.Proc, "self/cgroup")); err == nil && strings.Contains(string(own), "0::/\n") {
+			// gpufenced itself is in the root: then so is the rest of the host, and nothing can be told apart.
+			return fmt.Errorf("unmanaged = \"deny\": gpufenced runs in the root cgroup %d, where the host cannot be told from containers without one", root)
+		}
+	}
+	if err := f.kernel.SetExempt(ids); err != nil {
+		return err
+	}
+	if err := f.kernel.Configure(f.settings); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Sample compares what NVML says of a container with what it was charged, and acts on the charge. kill says
+// that its frees were forged for the second time.
+func (f *Gate) Sample(id policy.ContainerID, at time.Duration, nvml, overhead uint64) (kill bool, why string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.holds[id]
+	if f.kernel == nil || h == nil || h.status.State != Proven {
+		return false, "", nil
+	}
+	u, err := f.kernel.Adjust(h.cgroup, 0, true)
+	if err != nil {
+		return false, "", err
+	}
+	v := h.credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, CreditedBytes: u.Credited, PeakBytes: u.Peak},
+		gatecredit.Truth{At: at, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: h.limit})
+	if v.AdjustBytes != 0 {
+		for _, cgroup := range []uint64{h.cgroup, h.pod} {
+			if cgroup == 0 {
+				continue
+			}
+			if _, err := f.kernel.Adjust(cgroup, v.AdjustBytes, false); err != nil {
+				return false, "", err
+			}
+		}
+	}
+	if v.NoCredit != h.noCredit {
+		h.noCredit, h.policy.NoCredit = v.NoCredit, v.NoCredit
+		if err := f.kernel.SetPolicy(h.cgroup, h.policy); err != nil {
+			return false, "", err
+		}
+	}
+	return v.Kill && h.policy.Enforce, v.Why, nil
+}
+
+// Adopt forgets what the kernel manages and nobody registered has: containers that ended while nobody watched. It
+// comes after every registered container was raised again.
+func (f *Gate) Adopt() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		return nil
+	}
+	ids, err := f.kernel.Managed()
+	if err != nil {
+		return err
+	}
+	known := map[uint64]bool{}
+	for _, h := range f.holds {
+		known[h.cgroup], known[h.pod] = true, true
+	}
+	var errs []error
+	for _, id := range ids {
+		if !known[id] {
+			errs = append(errs, f.kernel.DropPolicy(id))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Events tells of refusals until the context ends, by container where it is one.
+func (f *Gate) Events(ctx context.Context, tell func(policy.ContainerID, bpf.Event)) error {
+	kernel := f.opened()
+	if kernel == nil {
+		return nil
+	}
+	return kernel.Events(ctx, func(e bpf.Event) {
+		f.mu.Lock()
+		var id policy.ContainerID
+		for c, h := range f.holds {
+			if h.cgroup == e.Cgroup || h.pod == e.Cgroup && id == "" {
+				id = c
+			}
+		}
+		f.mu.Unlock()
+		tell(id, e)
+	})
+}
+
+// Close forgets the gate, which stays closed.
+func (f *Gate) Close() error {
+	kernel := f.opened()
+	if kernel == nil {
+		return nil
+	}
+	return kernel.Close()
+}
+
+func (f *Gate) opened() GateKernel {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.kernel
+}
