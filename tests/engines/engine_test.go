@@ -330,7 +330,11 @@ type docker struct {
 	dir    string
 	client string
 	daemon *process
+	key    bool // there was one
 }
+
+// dockerKey is made by Docker up to 22, wherever its other files are.
+const dockerKey = "/etc/docker/key.json"
 
 func (d *docker) is() quota.Engine { return quota.EngineDocker }
 
@@ -345,6 +349,8 @@ func (d *docker) up(ctx context.Context, t *testing.T, s *site) {
 	if _, err := os.Stat(d.client); err != nil {
 		skip(t, "there is no %s: run make test-engines, which installs it", d.client)
 	}
+	_, err = os.Stat(dockerKey)
+	d.key = err == nil
 	must(t, os.MkdirAll(d.dir, 0o755))
 	config := filepath.Join(d.dir, "daemon.json")
 	must(t, os.WriteFile(config, []byte("{\n  \"debug\": false\n}\n"), 0o600))
@@ -396,6 +402,11 @@ func (d *docker) down(t *testing.T) {
 	}
 	if err := d.daemon.stop(); err != nil {
 		t.Error(err)
+	}
+	if !d.key {
+		if err := os.Remove(dockerKey); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Error(err)
+		}
 	}
 	time.Sleep(100 * time.Millisecond) // its containerd follows
 	killLeft(t, d.s.Path("docker"))

@@ -95,6 +95,17 @@ func newSite(ctx context.Context, t *testing.T, sets ...string) *site {
 			}
 		}
 	}
+	before := engineCgroups()
+	t.Cleanup(func() {
+		for _, dir := range engineCgroups() {
+			if slices.Contains(before, dir) {
+				continue
+			}
+			for _, d := range slices.Backward(foldersBelow(dir)) {
+				_ = os.Remove(d) // only where it is empty: another engine may use it meanwhile
+			}
+		}
+	})
 	var err error
 	s.disk, err = os.MkdirTemp("", "gpufence-engines-")
 	must(t, err)
@@ -136,6 +147,32 @@ func newSite(ctx context.Context, t *testing.T, sets ...string) *site {
 		s.images = append(s.images, filepath.Join(s.disk, name))
 	}
 	return s
+}
+
+// engineCgroups are the cgroups below which engines put those of their containers, and leave behind.
+func engineCgroups() []string {
+	var out []string
+	for _, name := range []string{"crio", "docker", "libpod_parent", "default", "k8s.io"} {
+		for _, pattern := range []string{"/sys/fs/cgroup/*/", "/sys/fs/cgroup/"} {
+			found, err := filepath.Glob(pattern + name)
+			if err == nil { // the patterns are right
+				out = append(out, found...)
+			}
+		}
+	}
+	return out
+}
+
+// foldersBelow are a folder and all in it, outer ones first.
+func foldersBelow(dir string) []string {
+	var out []string
+	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			out = append(out, path)
+		}
+		return nil // what is gone meanwhile need not be listed
+	})
+	return out
 }
 
 // gpufence runs a command of the build.
