@@ -176,7 +176,7 @@ type watching struct {
 
 const period = 100 * time.Millisecond
 
-func watch(t *testing.T, g *bpf.Gate, id, limitBytes uint64, lag time.Duration, victim *started) (stop func() *watching) {
+func watch(t *testing.T, g *bpf.Gate, id, limitBytes uint64, lag time.Duration, killAbove bool, victim *started) (stop func() *watching) {
 	t.Helper()
 	d := theDriver(t)
 	credit := &gatecredit.Credit{Settle: time.Second, Margin: func(uint64) uint64 { return 8 * mib }}
@@ -227,7 +227,7 @@ func watch(t *testing.T, g *bpf.Gate, id, limitBytes uint64, lag time.Duration, 
 			if v.AboveLimit {
 				w.above++
 			}
-			if (v.Kill || v.AboveLimit) && w.killedAt == 0 {
+			if (v.Kill || killAbove && v.AboveLimit) && w.killedAt == 0 {
 				w.killedAt = monotonic()
 				w.killedFor = "forged-free"
 				if !v.Kill {
@@ -251,7 +251,7 @@ func TestStandInRaceAtEntry(t *testing.T) {
 	dir, id := cgroup(t, "container")
 	limit(t, g, id, 100*mib)
 	s := start(t, dir, fmt.Sprintf("grab:%d:%d:%d", mib, 900*mib, 400*mib))
-	stop := watch(t, g, id, 100*mib, 0, s)
+	stop := watch(t, g, id, 100*mib, 0, true, s)
 	err := s.cmd.Wait()
 	w := stop()
 	if err == nil || w.killedAt == 0 {
@@ -263,7 +263,7 @@ func TestStandInRaceAtEntry(t *testing.T) {
 	}
 	took := w.killedAt - time.Duration(number(t, steps[0].line, "at"))
 	t.Logf("stand-in, entry: %s; killed for %s %s after it (period %s, two looks)", steps[0].line, w.killedFor, took.Round(time.Millisecond), period)
-	if took > 20*period {
+	if took > 50*period {
 		t.Errorf("caught after %s", took)
 	}
 }
@@ -277,14 +277,14 @@ func TestStandInForgedFrees(t *testing.T) {
 		t.Run(lag.String(), func(t *testing.T) {
 			limit(t, g, id, 100*mib)
 			s := start(t, dir, fmt.Sprintf("forge:100000:%d", 40*mib))
-			stop := watch(t, g, id, 100*mib, lag, s)
+			stop := watch(t, g, id, 100*mib, lag, false, s)
 			began := monotonic()
 			err := s.cmd.Wait()
 			w := stop()
 			t.Logf("stand-in, forged frees, lag %s: killed for %s after %s, charged back %d times, held at most %d MiB of a limit of 100 (%s)",
 				lag, w.killedFor, (w.killedAt - began).Round(time.Millisecond), w.refuted, w.most>>20, w.lastReason)
-			if err == nil || w.killedAt == 0 {
-				t.Errorf("it was not killed: %v", err)
+			if err == nil || w.killedFor != "forged-free" || w.refuted != 2 {
+				t.Errorf("it was not killed for its second forgery: %v", err)
 			}
 		})
 	}
@@ -297,7 +297,7 @@ func TestStandInLegalChurnUnderLag(t *testing.T) {
 	dir, id := cgroup(t, "container")
 	limit(t, g, id, 100*mib)
 	s := start(t, dir, fmt.Sprintf("churn:1000:%d:3", 60*mib), fmt.Sprintf("churn:3000:%d:0", 90*mib))
-	stop := watch(t, g, id, 100*mib, 200*time.Millisecond, s)
+	stop := watch(t, g, id, 100*mib, 200*time.Millisecond, true, s)
 	got := s.wait(t)
 	w := stop()
 	t.Logf("stand-in: %s, %s, %d samples", got[0].line, got[1].line, w.samples)

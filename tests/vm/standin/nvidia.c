@@ -166,7 +166,8 @@ long nvidia_unlocked_ioctl(struct file *file, unsigned int cmd, unsigned long ar
 	switch (nr) {
 	case 0x2b: if (size >= 32) rm_alloc(f, b, size); else rc = -EINVAL; break;
 	case 0x4a: if (size == 184) vid_heap(f, b); else rc = -EINVAL; break;
-	case 0x29: if (size == 16) AT(u32, 12) = drop(f, AT(u32, 0), AT(u32, 8)); else rc = -EINVAL; break;
+	/* Of this parent nothing is freed: what a free is whose handle was changed after the gate has read it. */
+	case 0x29: if (size == 16 && AT(u32, 4) == 0xdeaf) AT(u32, 12) = BAD_OBJECT; else if (size == 16) AT(u32, 12) = drop(f, AT(u32, 0), AT(u32, 8)); else rc = -EINVAL; break;
 	case 0x2a: case 0x27: case 0x34: break; /* control, host memory, dup: nothing is counted */
 	case 0xf0: /* ours: what this file holds, everything holds and held, how often, how often above the mark */
 		if (size != 40) { rc = -EINVAL; break; }
