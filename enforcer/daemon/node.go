@@ -199,6 +199,7 @@ func (d *Daemon) Quiesce(ctx context.Context, req api.SwitchRequest) (api.Switch
 		return api.Switch{}, err
 	}
 	d.node.letGo = true
+	d.once("gate's driver", d.gate.Quiesce())
 	sw := d.node.sw
 	d.mu.Unlock()
 	if err := d.letNVMLGo(ctx); err != nil {
