@@ -59,7 +59,8 @@ func (d *Daemon) gateRefused(id policy.ContainerID, e bpf.Event) {
 		ev.Message += ", " + quota.HumanBytes(e.SizeBytes) + " with " + quota.HumanBytes(e.UsedBytes) + " charged"
 	}
 	if e.Kind == bpf.Changed {
-		ev.Type, ev.Message = "gate-race", fmt.Sprintf("process %d (%.16s) changed a request after the gate had read it, and was killed", e.PID, e.Comm)
+		ev.Type = "gate-race"
+		ev.Message = fmt.Sprintf("process %d (%.16s) changed a request after the gate had read it, and was killed", e.PID, e.Comm)
 	}
 	if c := d.reg.ByID(id); c != nil {
 		ev = about(c, ev)

@@ -33,6 +33,8 @@ var rules = map[string]struct{ rule, mend string }{
 	"kill-decided":      {"a container is killed that holds more than memory.max and the slack in two samples in a row that began at least kill-interval apart, counting live processes only; of a pod over its limit, the container above its own limit first, then the largest", "raise gpufence.dev/memory.max (`gpufence set` while it runs), or make the program use less"},
 	"would-kill":        {"as for a kill, but nothing is enforced here (mode, or `gpufence disable`)", "raise gpufence.dev/memory.max, or make the program use less"},
 	"kill-withheld":     {"as for a kill, but the death of an MPS client can fault its peers", "kill-mps = true, if that is wanted"},
+	"gate-refused":      {"the kernel refuses a managed container what is above its limit, devices that it was not granted, and requests that cannot be weighed; the first of a second are told, all are counted", "see docs/gate.md: a program that loads the shim is refused earlier, with CUDA's own error"},
+	"gate-race":         {"a request was changed while the kernel read it, which no program does by accident: SIGKILL before it can use what it got", "find out what runs in that container"},
 	"kill-failed":       {"SIGKILL was sent and the process is still there: it sleeps in the kernel, most likely in the driver", "see the kernel's log; the GPU may have to be reset"},
 	"refused":           {"a container starts only if it can be fenced and its guarantee be kept", ""},
 	"would-refuse":      {"as for a refusal, but the mode is not enforce", ""},
