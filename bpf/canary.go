@@ -13,9 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,7 +132,7 @@ func RunCanary(what string) error {
 		return fmt.Errorf("map a page: %w", err)
 	}
 	const cmd = 3<<30 | 48<<16 | 'F'<<8 | 0x2b
-	at := uintptr(unsafe.Pointer(&page[0]))
+	at := reflect.ValueOf(page).Pointer() // mapped memory does not move
 	request := func(bytes uint64) {
 		clear(page)
 		binary.NativeEndian.PutUint32(page[0:], 1)               // client

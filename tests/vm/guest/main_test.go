@@ -5,7 +5,9 @@ package guest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -119,7 +121,7 @@ func cgroup(t *testing.T, path string) (dir string, id uint64) {
 	}
 	t.Cleanup(func() {
 		for range 200 {
-			if err := os.Remove(dir); err == nil || os.IsNotExist(err) {
+			if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
 				return
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -159,7 +161,6 @@ type started struct {
 	cmd  *exec.Cmd
 	out  bytes.Buffer
 	errs bytes.Buffer
-	mu   sync.Mutex
 }
 
 func start(t *testing.T, dir string, steps ...string) *started {

@@ -164,7 +164,6 @@ func monotonic() time.Duration {
 // watching is gpufenced's loop over one container: samples of what the driver says, lag old, every period.
 type watching struct {
 	mu         sync.Mutex
-	verdicts   []gatecredit.Verdict
 	most       uint64
 	killedAt   time.Duration
 	refuted    int
