@@ -46,7 +46,13 @@ func TestSharedMemoryIsNotKilledFor(t *testing.T) {
 		b.check(err)
 		b.do(bypass, "context", "alloc 128")
 		_, kill := b.killedBy(sharer)
-		if used := kill.Numbers["used_bytes"]; used != there+192*mib {
+		// Just after a restart, and on answers that are old, what is shared may not be credited whole yet. The verdict
+		// is the same either way: 640 MiB are above limit and slack.
+		used, most := kill.Numbers["used_bytes"], uint64(there+192*mib)
+		if lag > 0 {
+			most = listed + 192*mib
+		}
+		if used < there+192*mib || used > most {
 			t.Errorf("killed for %d bytes", used)
 		}
 		b.untouched(neighbour)

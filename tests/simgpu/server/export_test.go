@@ -46,8 +46,8 @@ func pass(t *testing.T, conn *net.UnixConn, op wire.Op, fds []int, args ...uint6
 	return rep, file
 }
 
+// TestDescriptorStandsForMemory runs alone, as TestCloseLetsGoAtOnce and for its reason.
 func TestDescriptorStandsForMemory(t *testing.T) {
-	t.Parallel()
 	dir, s := start(t, "--gpus", "2")
 	one, two, other := dial(t, dir, "gpu0"), dial(t, dir, "gpu0"), dial(t, dir, "gpu1")
 	used := func() uint64 { return s.State().GPUs[0].UsedBytes }
@@ -103,9 +103,9 @@ func TestDescriptorStandsForMemory(t *testing.T) {
 }
 
 // TestCloseLetsGoAtOnce: who asks after a close finds what the descriptor kept gone, whoever asks: no
-// sample before that is right to call it held.
+// sample before that is right to call it held. It runs alone: a child that another test forks has a copy of
+// the descriptor until it executes its program.
 func TestCloseLetsGoAtOnce(t *testing.T) {
-	t.Parallel()
 	dir, s := start(t)
 	gpu, ctl := dial(t, dir, "gpu0"), dial(t, dir, "ctl")
 	for i := range 500 {
