@@ -48,7 +48,7 @@ func TestSharedMemoryIsNotKilledFor(t *testing.T) {
 		_, kill := b.killedBy(sharer)
 		// Just after a restart, and on answers that are old, what is shared may not be credited whole yet. The verdict
 		// is the same either way: 640 MiB are above limit and slack.
-		used, most := kill.Numbers["used_bytes"], uint64(there+192*mib)
+		used, most := kill.Numbers["used_bytes"], there+192*mib
 		if lag > 0 {
 			most = listed + 192*mib
 		}
