@@ -77,7 +77,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 
 test-go: # without systemd-analyze the units' test is skipped, by name
 	@$(DEPS) --try systemd-analyze || [ $$? = 3 ]
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary -e /tests/enforcer -e /tests/hostile -e /tests/vm -e /tests/engines -e /tests/packages)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary -e /tests/enforcer -e /tests/hostile -e /tests/vm -e /tests/engines -e /tests/packages -e /tests/foreign)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -118,6 +118,14 @@ test-enforcer:
 
 test-e2e:
 	$(GOTEST) -count=1 ./tests/e2e/... ./tests/canary
+
+.PHONY: test-clients
+test-clients: ## NVIDIA's headers, and clients that we did not write, on the simulated GPU; they are downloaded once
+	@$(DEPS) $(RUN_NEEDS)
+	@start=$$SECONDS; tests/foreign/get $(DIST)/foreign; echo "suite test-clients packages: $$((SECONDS - start)) s"
+	@$(MAKE) build
+	@start=$$SECONDS; word=; $(GOTEST) -count=1 -timeout 7m ./tests/foreign || word=" failed after"; \
+	  echo "suite test-clients clients:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
 
 .PHONY: test-chart
 test-chart: ## helm over the chart: lint, wrong values, and packaging/kubernetes is what it renders
