@@ -244,6 +244,13 @@ static int ready(void)
 	return ret;
 }
 
+int sim_nvml_refuse(void)
+{
+	int ret = ready();
+
+	return ret == NVML_OK ? NVML_NOT_SUPPORTED : ret;
+}
+
 /* Checks the library's state, the handle, and that `out` is there. */
 static int usable(nvml_device d, const void *out)
 {

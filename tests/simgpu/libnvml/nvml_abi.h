@@ -83,4 +83,7 @@ struct nvml_utilization {
 	unsigned int gpu, memory;
 };
 
+/* What the library answers where it does not act: NVML_NOT_SUPPORTED, once it is initialised. */
+int sim_nvml_refuse(void);
+
 #endif /* SIMGPU_NVML_ABI_H */
