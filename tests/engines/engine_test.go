@@ -310,6 +310,14 @@ func (p *podman) down(t *testing.T) {
 	if p.s == nil {
 		return
 	}
+	// conmon calls Podman once more after a container's end, which mounts the storage again.
+	deadline := time.Now().Add(20 * time.Second)
+	for len(naming(p.dir)) > 0 && time.Now().Before(deadline) {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if left := naming(p.dir); len(left) > 0 {
+		t.Errorf("left running: %q", left)
+	}
 	for _, dir := range []string{p.dir, p.s.Path(filepath.Base(p.dir))} {
 		mounts, err := unmountBelow(dir)
 		if err != nil {
@@ -322,6 +330,19 @@ func (p *podman) down(t *testing.T) {
 			}
 		}
 	}
+}
+
+// naming are the command lines of the processes that have a folder in theirs.
+func naming(dir string) []string {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is right
+	var out []string
+	for _, f := range files {
+		// One that ended meanwhile names nothing any more.
+		if line, err := os.ReadFile(f); err == nil && strings.Contains(string(line), dir) {
+			out = append(out, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return out
 }
 
 // docker is Debian's 20.10, which has no --annotation: the limit comes by a variable.
