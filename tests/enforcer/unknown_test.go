@@ -158,6 +158,9 @@ func TestReusedPID(t *testing.T) {
 			if attempt == 5 {
 				t.Fatalf("no process can be had with a certain pid: %v", err)
 			}
+			t.Logf("attempt %d: %v", attempt, err)
+			// Its exit must have been seen, else the next attempt's memory is taken for this one's.
+			b.until("its exit is seen", func() bool { return b.view(first).GPUs[0].Dying > 0 })
 			b.until("the memory is gone", func() bool { return b.view(first).GPUs[0].Dying == 0 })
 		}
 		b.later()
