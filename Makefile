@@ -252,7 +252,7 @@ package: ## deb, rpm, tar, chart, container image, SBOM, checksums and an offlin
 	  go run ./packaging/release/cmd/release --out $(DIST)/packages --work $(DIST)/obj/package --version $(VERSION) --nfpm "$$nfpm/nfpm"
 
 # Of the test that installs packages.
-PACKAGE_TEST_NEEDS := package:debootstrap package:rpm
+PACKAGE_TEST_NEEDS := package:debootstrap package:rpm arm64-qemu
 
 .PHONY: test-packages
 test-packages: ## install, upgrade, roll back and purge the packages in a clean Debian; build them twice and compare
