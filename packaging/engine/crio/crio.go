@@ -7,7 +7,6 @@
 package crio
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -45,22 +44,12 @@ func read(files engine.Files, r engine.Request, skip string) (map[string]any, []
 		if path == skip || strings.HasPrefix(filepath.Base(path), ".") || strings.HasSuffix(path, ".gpufence-backup") {
 			continue
 		}
-		text, err := engine.ReadOptional(files, path)
+		tree, err := engine.ReadTree(files, path, "mend it; CRI-O would not start with it either")
 		if err != nil {
 			return nil, nil, err
 		}
-		if text == nil {
+		if tree == nil {
 			continue
-		}
-		var tree map[string]any
-		if err := toml.Unmarshal(text, &tree); err != nil {
-			where := ""
-			var derr *toml.DecodeError
-			if errors.As(err, &derr) {
-				row, column := derr.Position()
-				where = fmt.Sprintf(" in line %d, column %d", row, column)
-			}
-			return nil, nil, quota.NewError(quota.CodeEngineBroken, "%s is not TOML%s: %w", path, where, err).WithHint("mend it; CRI-O would not start with it either")
 		}
 		sources = append(sources, path)
 		merged = engine.Merge(merged, tree)

@@ -38,6 +38,9 @@ func helm(t *testing.T) string {
 	out, err := cmd.Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == 3 {
+		if os.Getenv("GPUFENCE_MUST") == "1" {
+			t.Fatal("helm is not built; run: tests/programs/build helm")
+		}
 		t.Skip("SKIP: helm is not built; run: tests/programs/build helm")
 	}
 	if err != nil {
