@@ -37,10 +37,10 @@ help: ## this list
 deps: ## install the Debian packages that are missing (says which; without apt it names them)
 	@$(DEPS) $(RUN_NEEDS)
 
-.PHONY: build build-go build-shim build-simgpu build-clients
+.PHONY: build build-go build-shim build-simgpu build-clients build-hardware
 build: ## build everything into dist/
 	@$(DEPS) $(BUILD_NEEDS)
-	@$(MAKE) build-go build-shim build-simgpu build-clients
+	@$(MAKE) build-go build-shim build-simgpu build-clients build-hardware
 
 build-go:
 	@mkdir -p $(DIST)/bin
@@ -59,6 +59,9 @@ build-simgpu:
 
 build-clients:
 	@$(MAKE) -C tests/clients all OUT=$(DIST)
+
+build-hardware:
+	@$(MAKE) -C tests/hardware all OUT=$(DIST)
 
 .PHONY: demo
 demo: ## hold three containers to their GPU memory limits, on the simulated GPU where there is no real one
@@ -196,6 +199,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
 	@$(MAKE) -C tests/clients lint
+	@$(MAKE) -C tests/hardware lint
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (30s) each
@@ -263,4 +267,4 @@ test-packages: ## install, upgrade, roll back and purge the packages in a clean 
 .PHONY: clean
 clean: ## remove dist/ and the C parts' objects
 	rm -rf $(DIST)
-	@for d in shim tests/simgpu tests/clients; do [ ! -f $$d/Makefile ] || $(MAKE) -C $$d clean OUT=$(DIST); done
+	@for d in shim tests/simgpu tests/clients tests/hardware; do [ ! -f $$d/Makefile ] || $(MAKE) -C $$d clean OUT=$(DIST); done

@@ -48,6 +48,9 @@ type Options struct {
 	PodCgroups bool
 	// NVML is the folder of libnvidia-ml.so.1 in Dist, "simgpu" by default.
 	NVML string
+	// Found takes the driver that the loader finds, real or not, instead of starting a simulated one:
+	// Sim is nil then, and Sim and NVML above mean nothing.
+	Found bool
 }
 
 // Node is one.
@@ -71,7 +74,11 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("make a node: cgroups need root")
 	}
-	for _, name := range []string{"bin/gpufenced", "bin/simgpud", "lib/libgpufence.so", "simgpu/libcuda.so.1", "clients/client"} {
+	needed := []string{"bin/gpufenced", "lib/libgpufence.so", "clients/client"}
+	if !opts.Found {
+		needed = append(needed, "bin/simgpud", "simgpu/libcuda.so.1")
+	}
+	for _, name := range needed {
 		if _, err := os.Stat(filepath.Join(opts.Dist, name)); err != nil {
 			return nil, fmt.Errorf("find %s in %s: run make build first", name, opts.Dist)
 		}
@@ -91,20 +98,18 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 		}
 	}()
 	n.Client = api.NewClient(n.Socket, Patience)
-	n.Sim = server.NewClient(n.Path("sim"))
-	n.simgpud, err = start(ctx, n.Path("simgpud.log"), nil, filepath.Join(opts.Dist, "bin/simgpud"), append([]string{"--dir", n.Path("sim")}, opts.Sim...)...)
-	if err != nil {
-		return n, err
-	}
-	if err := n.simgpud.ready(ctx, func(ctx context.Context) error { _, err := n.Sim.State(ctx); return err }); err != nil {
-		return n, err
-	}
 	text := []string{
 		"socket = " + strconv.Quote(n.Socket), "run-dir = " + strconv.Quote(n.Path("run")), "state-dir = " + strconv.Quote(n.Path("state")),
-		"nvml-library = " + strconv.Quote(filepath.Join(opts.Dist, cmp.Or(opts.NVML, "simgpu"), "libnvidia-ml.so.1")),
 		"shim-library = " + strconv.Quote(filepath.Join(opts.Dist, "lib/libgpufence.so")),
-		"cdi-spec-dirs = [" + strconv.Quote(n.Path("cdi")) + "]", `cdi-kinds = ["gpufence.dev/simgpu"]`, `runtimes = ["runc"]`,
+		"cdi-spec-dirs = [" + strconv.Quote(n.Path("cdi")) + "]", `runtimes = ["runc"]`,
 		"hook-path = " + strconv.Quote(filepath.Join(opts.Dist, "bin/gpufence-hook")),
+	}
+	if !opts.Found {
+		text = append(text, `cdi-kinds = ["gpufence.dev/simgpu"]`,
+			"nvml-library = "+strconv.Quote(filepath.Join(opts.Dist, cmp.Or(opts.NVML, "simgpu"), "libnvidia-ml.so.1")))
+		if err := n.startSim(ctx); err != nil {
+			return n, err
+		}
 	}
 	if err := os.WriteFile(n.ConfigPath(), []byte(strings.Join(append(text, opts.Config...), "\n")+"\n"), 0o600); err != nil {
 		return n, fmt.Errorf("write configuration: %w", err)
@@ -113,6 +118,15 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 		return n, err
 	}
 	return n, n.awaitGPUs(ctx)
+}
+
+func (n *Node) startSim(ctx context.Context) (err error) {
+	n.Sim = server.NewClient(n.Path("sim"))
+	n.simgpud, err = start(ctx, n.Path("simgpud.log"), nil, n.Dist("bin/simgpud"), append([]string{"--dir", n.Path("sim")}, n.opts.Sim...)...)
+	if err != nil {
+		return err
+	}
+	return n.simgpud.ready(ctx, func(ctx context.Context) error { _, err := n.Sim.State(ctx); return err })
 }
 
 // memory is a folder that is no disk, as /run is on a real node: what gpufenced saves before it
@@ -140,12 +154,18 @@ func (n *Node) Dist(name string) string { return filepath.Join(n.opts.Dist, name
 
 // SimEnv lets a program outside of containers find the simulated GPU.
 func (n *Node) SimEnv() []string {
+	if n.opts.Found {
+		return nil
+	}
 	return []string{"SIMGPU_DIR=" + n.Path("sim"), "LD_LIBRARY_PATH=" + n.Dist(cmp.Or(n.opts.NVML, "simgpu")) + ":" + n.Dist("simgpu")}
 }
 
 // StartDaemon starts gpufenced and waits until it accepts connections.
 func (n *Node) StartDaemon(ctx context.Context) error {
-	env := append([]string{"SIMGPU_DIR=" + n.Path("sim")}, n.opts.Env...)
+	env := n.opts.Env
+	if !n.opts.Found {
+		env = append([]string{"SIMGPU_DIR=" + n.Path("sim")}, env...)
+	}
 	d, err := start(ctx, n.Path("gpufenced.log"), env, n.Dist("bin/gpufenced"), append([]string{"--config", n.ConfigPath()}, n.opts.Args...)...)
 	if err != nil {
 		return err

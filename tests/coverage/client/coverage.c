@@ -10,6 +10,7 @@
  *   begin SYMBOL proc NAME VERSION FLAGS
  *                                 finds it as cuGetProcAddress gives it
  *   fill                          takes until refused, in ever smaller pieces
+ *   take N                        takes N pieces, none of which may be refused
  *   give                          gives everything back
  *   drop                          gives the first piece back
  *   prefetch WAY                  asks for the last piece on the GPU: prefetch, prefetch_v2, advise, advise_v2
@@ -19,6 +20,8 @@
  *   view                          what the driver says there is
  *   nvml UUID                     what NVML says there is, both versions
  *   end
+ *
+ * `coverage list` prints the rows' names.
  *
  * The function under test is called through what was found; everything else through dlsym.
  */
@@ -57,6 +60,17 @@ static const struct row *find_row(const char *name, bool *shared)
 		}
 	}
 	return NULL;
+}
+
+/* The names of all rows, for whoever has not the source. */
+static void list_rows(void)
+{
+	for (size_t i = 0; i < ROWS; i++)
+		puts(rows[i].symbol);
+	for (size_t i = 0; i < sizeof(more_rows) / sizeof(more_rows[0]); i++)
+		puts(more_rows[i].symbol);
+	for (size_t i = 0; i < sizeof(shared_rows) / sizeof(shared_rows[0]); i++)
+		puts(shared_rows[i].symbol);
 }
 
 /* The answer has how many other processes there are. */
@@ -131,34 +145,60 @@ static void begin(char *words)
 	report_end(&r);
 }
 
+/* With what the driver answered last. */
+static void say_taken(const char *op, bool ok, uint64_t granted, CUresult ret)
+{
+	struct report r;
+	char text[200];
+	report_begin(&r, op, ok && !failure[0]);
+	report_u64(&r, "granted_bytes", granted);
+	report_u64(&r, "allocs", count);
+	snprintf(text, sizeof(text), "%s result %d", failure, (int)ret);
+	report_string(&r, "why", text);
+	report_end(&r);
+}
+
+static CUresult take_one(size_t bytes)
+{
+	newest = count > 0 ? &all[count - 1] : NULL;
+	struct taken *t = &all[count];
+	memset(t, 0, sizeof(*t));
+	CUresult ret = row->take(row, bytes, t);
+	if (ret == CUDA_SUCCESS) {
+		t->bytes = bytes;
+		count++;
+	}
+	return ret;
+}
+
+static void take(size_t pieces)
+{
+	CUresult ret = CUDA_SUCCESS;
+	uint64_t granted = 0;
+	for (size_t i = 0; i < pieces && count < TAKEN_MAX && ret == CUDA_SUCCESS && !failure[0]; i++) {
+		ret = take_one(row->first);
+		if (ret == CUDA_SUCCESS)
+			granted += row->first;
+	}
+	say_taken("take", ret == CUDA_SUCCESS, granted, ret);
+}
+
 static void fill(void)
 {
 	CUresult ret = CUDA_SUCCESS;
 	uint64_t granted = 0;
 	size_t bytes = row->first;
 	while (count < TAKEN_MAX && !failure[0]) {
-		newest = count > 0 ? &all[count - 1] : NULL;
-		struct taken *t = &all[count];
-		memset(t, 0, sizeof(*t));
-		ret = row->take(row, bytes, t);
+		ret = take_one(bytes);
 		if (ret == CUDA_SUCCESS) {
-			t->bytes = bytes;
 			granted += bytes;
-			count++;
 		} else if (ret == CUDA_ERROR_OUT_OF_MEMORY && bytes > row->last) {
 			bytes /= 2;
 		} else {
 			break;
 		}
 	}
-	struct report r;
-	report_begin(&r, "fill", ret == CUDA_ERROR_OUT_OF_MEMORY && !failure[0]);
-	report_u64(&r, "granted_bytes", granted);
-	report_u64(&r, "allocs", count);
-	char text[200];
-	snprintf(text, sizeof(text), "%s result %d", failure, (int)ret);
-	report_string(&r, "why", text);
-	report_end(&r);
+	say_taken("fill", ret == CUDA_ERROR_OUT_OF_MEMORY, granted, ret);
 }
 
 static void give(void)
@@ -233,6 +273,10 @@ static void nvml(const char *uuid)
 int main(int argc, char **argv)
 {
 	char line[512];
+	if (argc == 2 && strcmp(argv[1], "list") == 0) {
+		list_rows();
+		return 0;
+	}
 	cuda_library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!cuda_library) {
 		fprintf(stderr, "coverage: %s\n", dlerror());
@@ -260,6 +304,8 @@ int main(int argc, char **argv)
 			begin(line + 6);
 		} else if (strcmp(line, "fill") == 0 && row) {
 			fill();
+		} else if (strncmp(line, "take ", 5) == 0 && row) {
+			take((size_t)atoi(line + 5));
 		} else if (strcmp(line, "give") == 0 && row) {
 			give();
 		} else if (strncmp(line, "prefetch ", 9) == 0 && count > 0) {
