@@ -19,6 +19,7 @@ const maxCandidates = 10
 type usage struct {
 	fact  ContainerFact
 	bytes uint64
+	trust uint64     // what they would hold more without trust
 	procs []*process // largest first
 }
 
@@ -56,6 +57,7 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 			continue
 		}
 		u.bytes = add(u.bytes, p.counted())
+		u.trust = add(u.trust, p.shared.trust)
 		u.procs = append(u.procs, p)
 	}
 	for _, u := range usages {
@@ -68,7 +70,7 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 	var containers, pods []verdict
 	for _, u := range usages {
 		level := Level{Container: u.fact.ID}
-		if v, ok := g.judge(level, "container", u.bytes, u.fact.Container.Max, in, []*usage{u}); ok {
+		if v, ok := g.judge(level, "container", u.bytes, u.trust, u.fact.Container.Max, in, []*usage{u}); ok {
 			containers = append(containers, v)
 		}
 		state := out.Containers[u.fact.ID]
@@ -76,11 +78,11 @@ func (g *GPU) decide(in Input, out *Output, force []*Resize) {
 		out.Containers[u.fact.ID] = state
 	}
 	for _, id := range sortedKeys(byPod) {
-		var sum uint64
+		var sum, trust uint64
 		for _, u := range byPod[id] {
-			sum = add(sum, u.bytes)
+			sum, trust = add(sum, u.bytes), add(trust, u.trust)
 		}
-		if v, ok := g.judge(Level{Pod: id}, "pod", sum, podLimits[id], in, byPod[id]); ok {
+		if v, ok := g.judge(Level{Pod: id}, "pod", sum, trust, podLimits[id], in, byPod[id]); ok {
 			pods = append(pods, v)
 		}
 		state := out.Pods[id]
@@ -218,13 +220,24 @@ func (g *GPU) killUnmanaged(in Input, out *Output) {
 	out.Kill = &k
 }
 
-// judge keeps the row of samples above a limit and says whether it is long enough.
-func (g *GPU) judge(level Level, name string, used, limit uint64, in Input, members []*usage) (verdict, bool) {
+// judge keeps the row of samples above a limit and says whether it is long enough. trust is what used would be
+// more without trust.
+func (g *GPU) judge(level Level, name string, used, trust, limit uint64, in Input, members []*usage) (verdict, bool) {
 	if r := g.resizes[level]; r != nil {
 		limit = r.watch(g.cfg)
 	}
 	sc := g.scope(level)
-	if limit == quota.Unlimited || used <= add(limit, g.cfg.Slack(limit)) {
+	threshold := add(limit, g.cfg.Slack(limit))
+	// One answer is not more than a tenth of a settle: what comes late tells of one moment all the same.
+	moment := min(in.Sample.Began-g.answered, g.cfg.Settle/10)
+	if used <= threshold && add(used, trust) > threshold {
+		if sc.doubt = min(sc.doubt+moment, trustSettles*g.cfg.Settle); sc.doubt == trustSettles*g.cfg.Settle {
+			used = add(used, trust)
+		}
+	} else {
+		sc.doubt -= min(sc.doubt, moment)
+	}
+	if limit == quota.Unlimited || used <= threshold {
 		sc.over, sc.reported = false, false
 		return verdict{}, false
 	}

@@ -220,6 +220,7 @@ type ContainerState struct {
 	ChargedBytes uint64
 	NVMLBytes    uint64 // live processes, known sizes
 	SharedBytes  uint64 // of NVMLBytes, what NVML lists under its owner, too; it is charged there
+	TrustedBytes uint64 // of SharedBytes, what this answer does not bear out
 	LedgerBytes  uint64 // device counters of live slots
 	ManagedBytes uint64
 	SwapBytes    uint64

@@ -73,6 +73,11 @@ func (g *GPU) isSettled(in Input, out *Output) bool {
 			return false
 		}
 	}
+	for _, s := range g.scopes {
+		if s.doubt > 0 {
+			return false
+		}
+	}
 	for _, p := range g.processes {
 		if p.state != Live || p.killed || p.gap || p.left || p.listed && (!p.known || p.answers < 2) {
 			return false

@@ -30,6 +30,18 @@ import (
 // within a pod. So a liar takes nothing from a credit that was given, and nothing of a new one but by a
 // false claim that comes in the same second; after a restart, when all claims are new, no more than he
 // is above his limit, which is the slack at most.
+//
+// Rows and the device's use are not of one moment: what a neighbour takes between the two calls hides as
+// much of the proof, in any number of answers if he takes and gives back all the time. So what a process
+// claims in vain is held against it only when no answer of [trustSettles] has borne it out; until then it
+// is trusted ([sharing.trust]). Who lives on trust for most of the time is a liar, though, whose neighbour
+// gives back between the calls: each limit keeps how long its scope was within it by trust alone, less how
+// long it was not ([scope.doubt]), and from trustSettles on it is judged without.
+
+// trustSettles is for how many settles a claim is trusted that NVML does not bear out. A neighbour who takes
+// and gives back all the time hides the proof in an answer of four, and so in all of those at ten a second in
+// one of 10^12.
+const trustSettles = 2
 
 // Overlap is how much of NVML's rows is listed more than once for certain. What is in use but under no
 // process (managed pages, the driver's own) makes it smaller, never greater.
@@ -63,6 +75,7 @@ type sharing struct {
 	credit   uint64
 	before   uint64 // credit of the answer before
 	unproved uint64 // claimed, without credit
+	trust    uint64 // of it, what an answer of the last trustSettles has borne out, or what is new
 	history  []unproved
 }
 
@@ -72,24 +85,28 @@ type unproved struct {
 	bytes uint64
 }
 
-// stale is what a process has claimed in vain in each answer of the last settle.
-func (s *sharing) stale() uint64 {
+// stale is what a process has claimed in vain in each answer since.
+func (s *sharing) stale(since time.Duration) uint64 {
 	if len(s.history) == 0 {
 		return 0
 	}
-	least := s.history[0].bytes
+	least := s.unproved
 	for _, u := range s.history {
-		least = min(least, u.bytes)
+		if u.began >= since {
+			least = min(least, u.bytes)
+		}
 	}
 	return least
 }
 
-// note keeps what the last settle has told. Before the first answer nothing was claimed.
+// note keeps what the last settles have told. Before the first answer nothing was claimed.
 func (s *sharing) note(began, settle time.Duration) {
 	if len(s.history) == 0 {
 		s.history = append(s.history, unproved{began, 0})
 	}
-	s.history = append(slices.DeleteFunc(s.history, func(u unproved) bool { return began-u.began > settle }), unproved{began, s.unproved})
+	since := began - trustSettles*settle
+	s.history = append(slices.DeleteFunc(s.history, func(u unproved) bool { return u.began < since }), unproved{began, s.unproved})
+	s.trust = s.unproved - min(s.unproved, s.stale(since))
 }
 
 // settled says that another answer like the last one changes nothing.
@@ -102,16 +119,14 @@ func (s *sharing) settled() bool {
 	return s.credit == s.before
 }
 
-// takeOverlap gives credit. An incomplete answer changes nothing. Where the device's use is not known
-// the last overlap that was stays for a settle, so that a call that failed kills nobody.
+// takeOverlap gives credit. An incomplete answer changes nothing. While the device's use is not known
+// the last overlap that was stays, so that calls that fail kill nobody.
 func (g *GPU) takeOverlap(in Input) {
 	if !in.Sample.Complete {
 		return
 	}
 	if in.Sample.DeviceKnown {
-		g.overlap, g.overlapAt = Overlap(&in.Sample), in.Sample.Began
-	} else if in.Sample.Began-g.overlapAt > g.cfg.Settle {
-		g.overlap = 0
+		g.overlap = Overlap(&in.Sample)
 	}
 	claims := g.claims(in)
 	credits := shareOut(g.overlap, claims)
@@ -127,7 +142,7 @@ func (g *GPU) takeOverlap(in Input) {
 		if s.imports {
 			s.note(in.Sample.Began, g.cfg.Settle)
 		} else {
-			s.history = nil
+			s.history, s.trust = nil, 0
 		}
 	}
 }
@@ -164,7 +179,7 @@ func (g *GPU) claims(in Input) (all []claim) {
 		pod := pods[p.container]
 		bytes := min(p.nvml-min(p.nvml, explained), owned[pod]-own(p))
 		if bytes > 0 {
-			all = append(all, claim{p: p, pod: pod, bytes: bytes, held: s.credit, stale: s.stale()})
+			all = append(all, claim{p: p, pod: pod, bytes: bytes, held: s.credit, stale: s.stale(in.Sample.Began - g.cfg.Settle)})
 		}
 	}
 	g.needs(in, all)
@@ -261,4 +276,4 @@ func equalParts(total uint64, wants []uint64) []uint64 {
 }
 
 // counted is what a row of NVML's answer counts.
-func (p *process) counted() uint64 { return p.nvml - min(p.nvml, p.shared.credit) }
+func (p *process) counted() uint64 { return p.nvml - min(p.nvml, add(p.shared.credit, p.shared.trust)) }

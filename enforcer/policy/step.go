@@ -30,8 +30,7 @@ type GPU struct {
 	resizes   map[Level]*Resize
 	shims     map[ContainerID]Shim
 
-	overlap   uint64 // of the newest answer that told; see shared.go
-	overlapAt time.Duration
+	overlap uint64 // of the newest answer that told; see shared.go
 
 	unattributedBefore uint64
 	haveUnattributed   bool
@@ -144,7 +143,8 @@ type scope struct {
 	peak     uint64
 	over     bool // above limit + slack in the newest complete answer
 	since    time.Duration
-	reported bool // of a would-be or withheld kill, this episode
+	doubt    time.Duration // within the limit by trust alone, less the time when it was not; see shared.go
+	reported bool          // of a would-be or withheld kill, this episode
 	charged  uint64
 	// The newest complete answers, the older first.
 	nvml    [2]uint64
@@ -584,6 +584,7 @@ func (g *GPU) sum(in Input, out *Output) {
 			c.ChargedBytes = add(c.ChargedBytes, bytes)
 			c.NVMLBytes = add(c.NVMLBytes, p.nvml)
 			c.SharedBytes = add(c.SharedBytes, p.nvml-p.counted())
+			c.TrustedBytes = add(c.TrustedBytes, p.shared.trust)
 			c.LedgerBytes = add(c.LedgerBytes, p.device)
 			c.ManagedBytes = add(c.ManagedBytes, p.managed)
 			c.SwapBytes = add(c.SwapBytes, p.swap)
