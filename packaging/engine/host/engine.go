@@ -382,7 +382,8 @@ func peer(ctx context.Context, socket string) (int, error) {
 	return int(cred.Pid), nil
 }
 
-// bundles are where containerd's shims keep what they run with.
+// bundles are where containerd's shims keep what they run with, by default. What is there without a
+// shim counts, too.
 var bundles = []string{
 	"/run/containerd/io.containerd.runtime.v2.task/*/*",
 	"/run/docker/containerd/daemon/io.containerd.runtime.v2.task/*/*",
@@ -395,26 +396,14 @@ func Users(wrappers []string) ([]string, error) { return users(wrappers, bundles
 
 func users(wrappers, bundles []string, proc string) ([]string, error) {
 	seen := map[string]bool{}
+	var folders []string
 	for _, pattern := range bundles {
 		list, err := filepath.Glob(pattern)
 		if err != nil {
 			return nil, quota.NewError(quota.CodeInternal, "list bundles: %w", err)
 		}
-		for _, dir := range list {
-			for _, name := range []string{"runtime", "options.json"} {
-				text, err := os.ReadFile(filepath.Join(dir, name))
-				if err != nil && !errors.Is(err, fs.ErrNotExist) {
-					return nil, quota.NewError(quota.CodeEngineUnread, "%s cannot be read: %w", dir, err).WithHint("run gpufence as root")
-				}
-				for _, w := range wrappers {
-					if name == "runtime" && strings.TrimSpace(string(text)) == w || name != "runtime" && bytes.Contains(text, []byte(strconv.Quote(w))) {
-						seen[filepath.Base(dir)] = true
-					}
-				}
-			}
-		}
+		folders = append(folders, list...)
 	}
-	// CRI-O's and Podman's containers have a monitor each, which is told the runtime.
 	lines, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "cmdline"))
 	if err != nil {
 		return nil, quota.NewError(quota.CodeInternal, "list processes: %w", err)
@@ -425,17 +414,35 @@ func users(wrappers, bundles []string, proc string) ([]string, error) {
 			continue // it ended meanwhile
 		}
 		args := strings.Split(string(text), "\x00")
-		if !strings.HasPrefix(filepath.Base(args[0]), "conmon") {
-			continue
+		switch name := filepath.Base(args[0]); {
+		case strings.HasPrefix(name, "containerd-shim"):
+			// Whatever containerd's state folder is, a shim works in the bundle of its first container,
+			// and those of the others lie beside that.
+			folders = append(folders, beside(filepath.Join(filepath.Dir(path), "cwd"))...)
+		case strings.HasPrefix(name, "conmon"):
+			// CRI-O's and Podman's containers have a monitor each, which is told the runtime.
+			if slices.ContainsFunc(wrappers, func(w string) bool { return slices.Contains(args, w) }) {
+				id := "pid " + filepath.Base(filepath.Dir(path))
+				for i, a := range args {
+					if (a == "-c" || a == "--cid") && i+1 < len(args) {
+						id = args[i+1]
+					}
+				}
+				seen[id] = true
+			}
 		}
-		if slices.ContainsFunc(wrappers, func(w string) bool { return slices.Contains(args, w) }) {
-			id := "pid " + filepath.Base(filepath.Dir(path))
-			for i, a := range args {
-				if (a == "-c" || a == "--cid") && i+1 < len(args) {
-					id = args[i+1]
+	}
+	for _, dir := range folders {
+		for _, name := range []string{"runtime", "options.json"} {
+			text, err := os.ReadFile(dir + "/" + name)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, quota.NewError(quota.CodeEngineUnread, "%s cannot be read: %w", dir, err).WithHint("run gpufence as root")
+			}
+			for _, w := range wrappers {
+				if name == "runtime" && strings.TrimSpace(string(text)) == w || name != "runtime" && bytes.Contains(text, []byte(strconv.Quote(w))) {
+					seen[filepath.Base(dir)] = true
 				}
 			}
-			seen[id] = true
 		}
 	}
 	var out []string
@@ -444,6 +451,23 @@ func users(wrappers, bundles []string, proc string) ([]string, error) {
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// beside are the folders next to a process's working one, and that itself. It is reached through the process, whose
+// root may be another one than ours.
+func beside(cwd string) []string {
+	parent := cwd + "/.." // not cleaned: the link is to be followed first
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return nil // it ended meanwhile
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, parent+"/"+e.Name())
+		}
+	}
+	return out
 }
 
 var wrapperPath = regexp.MustCompile(`["'](/[^"'\n]*/` + engine.WrapperPrefix + `[^"'/\n]*)["']`)

@@ -36,9 +36,22 @@ func TestUsers(t *testing.T) {
 		"proc/12/cmdline":              "/usr/libexec/podman/conmon\x00-c\x00eee\x00-r\x00/usr/bin/gpufence-runtime.cri\x00",
 		"proc/13/cmdline":              "/usr/bin/vi\x00/usr/bin/gpufence-runtime.cri\x00",
 		"proc/14/cmdline":              "",
+		// A state folder of the administrator's: the shim works in one bundle, and serves two.
+		"custom/default/fff/runtime": "/usr/bin/gpufence-runtime.cri",
+		"custom/default/ggg/runtime": "/usr/bin/gpufence-runtime.cri",
+		"custom/default/hhh/runtime": "/usr/bin/runc",
+		"custom/other/iii/runtime":   "/usr/bin/gpufence-runtime.cri", // beside an editor, which is no shim
+		"proc/15/cmdline":            "/usr/bin/containerd-shim-runc-v2\x00-namespace\x00default\x00-id\x00fff\x00",
+		"proc/16/cmdline":            "/usr/bin/containerd-shim-runc-v2\x00-id\x00gone\x00",
+		"proc/17/cmdline":            "/usr/bin/vi\x00",
 	})
+	for pid, dir := range map[string]string{"15": "custom/default/fff", "16": "custom/gone/xxx", "17": "custom/other/iii"} {
+		if err := os.Symlink(filepath.Join(root, dir), filepath.Join(root, "proc", pid, "cwd")); err != nil {
+			t.Fatal(err)
+		}
+	}
 	got, err := users([]string{"/usr/bin/gpufence-runtime.cri"}, []string{filepath.Join(root, "task/*/*")}, filepath.Join(root, "proc"))
-	if err != nil || !slices.Equal(got, []string{"aaa", "ccc", "eee"}) {
+	if err != nil || !slices.Equal(got, []string{"aaa", "ccc", "eee", "fff", "ggg"}) {
 		t.Errorf("got %v, %v", got, err)
 	}
 }
