@@ -65,6 +65,7 @@ type Daemon interface {
 	Prepare(context.Context, gpufence.PrepareRequest) (gpufence.PrepareResponse, error)
 	Containers(context.Context) ([]gpufence.Container, error)
 	Audit(context.Context, gpufence.AuditRequest) (gpufence.AuditResponse, error)
+	Unregister(context.Context, gpufence.UnregisterRequest) error
 }
 
 // Plugin handles NRI's requests. Its exported methods are what NRI's stub looks for.
@@ -453,11 +454,26 @@ func unregistered(key gpufence.ContainerKey, known []gpufence.Container) error {
 		WithHint("see whether the engine's NRI rejects OCI hooks (reject_oci_hook_adjustment), or install the runtime wrapper")
 }
 
-// RemoveContainer forgets a container whose creation ended before its validation.
-func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) error {
+// RemoveContainer gives back what was promised to a container that never started: one that we, another plugin or
+// the engine refused after it was planned. The engine removes those, too.
+func (p *Plugin) RemoveContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	delete(p.pending, ctr.GetId())
+	p.mu.Unlock()
+	if p.exempt(pod) {
+		return nil
+	}
+	c := readContainer(p.engineNow(), pod, ctr)
+	request, err := plan.Ask(c.input, p.set.Policy)
+	if err != nil || request.Action != plan.ActionPrepare {
+		return nil //nolint:nilerr // nothing was prepared for what is refused before that
+	}
+	ctx, cancel := context.WithTimeout(ctx, claimTime)
+	defer cancel()
+	// For one that ran it is the second time, which is no error; one that still runs stays.
+	if err := p.daemon.Unregister(ctx, gpufence.UnregisterRequest{Key: p.key(&c)}); err != nil {
+		p.log.Warnf("%s/%s/%s: what was promised to it stays until it expires: %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), sentence(err))
+	}
 	return nil
 }
 

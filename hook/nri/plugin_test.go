@@ -34,6 +34,7 @@ type daemon struct {
 	requests []gpufence.PrepareRequest
 	running  []gpufence.Container
 	audits   []gpufence.AuditRequest
+	released []string
 	err      error
 	delay    time.Duration
 	none     bool // no GPU: what a claim that the kubelet does not know gets
@@ -81,6 +82,13 @@ func (d *daemon) Audit(_ context.Context, req gpufence.AuditRequest) (gpufence.A
 	defer d.mu.Unlock()
 	d.audits = append(d.audits, req)
 	return gpufence.AuditResponse{Unmanaged: "warn"}, nil
+}
+
+func (d *daemon) Unregister(_ context.Context, req gpufence.UnregisterRequest) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.released = append(d.released, req.Key.ID)
+	return d.err
 }
 
 func (d *daemon) set(f func(*daemon)) {
@@ -623,6 +631,38 @@ func TestStart(t *testing.T) {
 }
 
 // TestTwiceIsOnce: a container that was adjusted by another delivery, or before, gets nothing twice.
+// TestRemoved: what is removed gives back what it was promised, also where it never started, and nobody waits for that.
+func TestRemoved(t *testing.T) {
+	e := newEngine(t)
+	d := &daemon{}
+	run(t, e, settings(t, e), d)
+	system := pod(limit)
+	system.Namespace = "kube-system"
+	for _, tt := range []struct {
+		name string
+		pod  *api.PodSandbox
+		ctr  *api.Container
+		err  error
+		want bool
+	}{
+		{"never started", pod(limit), ctr("refused", env("NVIDIA_VISIBLE_DEVICES="+gpu0)), nil, true},
+		{"gpufenced is away", pod(limit), ctr("away", env("NVIDIA_VISIBLE_DEVICES="+gpu0)), &gpufence.UnreachableError{Socket: "/s", Err: errors.New("down")}, true},
+		{"without a GPU", pod(nil), ctr("plain", env("PATH=/bin")), nil, false},
+		{"wrong, so never prepared", pod(map[string]string{"gpufence.dev/memory.max": "4"}), ctr("wrong", env("NVIDIA_VISIBLE_DEVICES="+gpu0)), nil, false},
+		{"left alone", system, ctr("system", env("NVIDIA_VISIBLE_DEVICES="+gpu0)), nil, false},
+	} {
+		d.set(func(d *daemon) { d.err, d.released = tt.err, nil })
+		if err := e.a.RemoveContainer(t.Context(), &api.RemoveContainerRequest{Pod: tt.pod, Container: tt.ctr}); err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		var got []string
+		d.set(func(d *daemon) { got = d.released })
+		if (len(got) == 1 && got[0] == tt.ctr.GetId()) != tt.want || !tt.want && len(got) > 0 {
+			t.Errorf("%s: given back %q, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
 func TestTwiceIsOnce(t *testing.T) {
 	e, d := newEngine(t), &daemon{}
 	run(t, e, settings(t, e), d)
