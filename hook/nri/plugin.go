@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -148,7 +150,29 @@ func (p *Plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 		p.engine = quota.EngineCRIO
 	}
 	p.log.Infof("NRI of %s %s", runtime, version)
+	if !validates(p.engine, version) {
+		p.log.Warnf("%s %s asks no plugin before it takes what all have done: a plugin that comes after this one is not noticed", runtime, version)
+		var events api.EventMask
+		return *events.Set(api.Event_CREATE_CONTAINER, api.Event_START_CONTAINER, api.Event_REMOVE_CONTAINER), nil
+	}
 	return 0, nil // everything that we handle
+}
+
+// firstToValidate are the versions of the engines since which plugins are asked about the whole adjustment (NRI 0.10).
+// Older ones refuse the connection of a plugin that wants to be. Of CRI-O 1.34 has an older NRI, and 1.36 is known to have it.
+var firstToValidate = map[quota.Engine][2]int{quota.EngineCRI: {2, 2}, quota.EngineCRIO: {1, 36}}
+
+var majorMinor = regexp.MustCompile(`^v?(\d{1,4})\.(\d{1,4})`)
+
+func validates(e quota.Engine, version string) bool {
+	m := majorMinor.FindStringSubmatch(version)
+	if m == nil {
+		return true // of somebody's own making, and rather new
+	}
+	major, _ := strconv.Atoi(m[1]) // digits, and few
+	minor, _ := strconv.Atoi(m[2])
+	first := firstToValidate[e]
+	return major > first[0] || major == first[0] && minor >= first[1]
 }
 
 func (p *Plugin) engineNow() quota.Engine {
@@ -472,7 +496,7 @@ func (p *Plugin) RemoveContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	defer cancel()
 	// For one that ran it is the second time, which is no error; one that still runs stays.
 	if err := p.daemon.Unregister(ctx, gpufence.UnregisterRequest{Key: p.key(&c)}); err != nil {
-		p.log.Warnf("%s/%s/%s: what was promised to it stays until it expires: %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), sentence(err))
+		p.log.Warnf("%s/%s/%s: if anything was promised to it, that stays until it expires: %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), sentence(err))
 	}
 	return nil
 }

@@ -631,6 +631,37 @@ func TestStart(t *testing.T) {
 }
 
 // TestTwiceIsOnce: a container that was adjusted by another delivery, or before, gets nothing twice.
+// TestEventsThatTheEngineKnows: an engine refuses a plugin that asks for more, and containers then start unfenced.
+func TestEventsThatTheEngineKnows(t *testing.T) {
+	for _, tt := range []struct {
+		runtime, version string
+		engine           quota.Engine
+		validates        bool
+	}{
+		{"containerd", "v1.7.35", quota.EngineCRI, false},
+		{"containerd", "1.7.24~ds1", quota.EngineCRI, false},
+		{"containerd", "v2.0.0", quota.EngineCRI, false},
+		{"containerd", "v2.1.5+unknown", quota.EngineCRI, false},
+		{"containerd", "v2.2.0", quota.EngineCRI, true},
+		{"containerd", "v2.10.0-rc.1", quota.EngineCRI, true},
+		{"containerd", "v10.0.0", quota.EngineCRI, true},
+		{"containerd", "unknown", quota.EngineCRI, true},
+		{"cri-o", "1.34.3", quota.EngineCRIO, false},
+		{"cri-o", "1.36.3", quota.EngineCRIO, true},
+		{"CRI-O", "1.36.0-dev", quota.EngineCRIO, true},
+	} {
+		p := New(Settings{}, &daemon{}, quiet())
+		events, err := p.Configure(t.Context(), "", tt.runtime, tt.version)
+		// 0 are all that are handled.
+		if err != nil || (events == 0) != tt.validates || p.engineNow() != tt.engine {
+			t.Errorf("%s %s: events %s of %s, %v", tt.runtime, tt.version, events.PrettyString(), p.engineNow(), err)
+		}
+		if events != 0 && (events.IsSet(api.Event_VALIDATE_CONTAINER_ADJUSTMENT) || !events.IsSet(api.Event_CREATE_CONTAINER) || !events.IsSet(api.Event_START_CONTAINER) || !events.IsSet(api.Event_REMOVE_CONTAINER)) {
+			t.Errorf("%s %s: events %s", tt.runtime, tt.version, events.PrettyString())
+		}
+	}
+}
+
 // TestRemoved: what is removed gives back what it was promised, also where it never started, and nobody waits for that.
 func TestRemoved(t *testing.T) {
 	e := newEngine(t)
