@@ -38,11 +38,11 @@ type place struct {
 	c    *node.Container
 }
 
-func newPlace(t *testing.T, cuda string) *place {
+func newPlace(t *testing.T, cuda string, sim ...string) *place {
 	t.Helper()
 	dist := filepath.Dir(filepath.Dir(simtest.Dist(t, "clients/client")))
 	n, err := node.New(t.Context(), node.Options{
-		Dist: dist, Sim: []string{"--gpus", "2", "--memory", "8GiB", "--context-bytes", "64MiB", "--cuda-version", cuda},
+		Dist: dist, Sim: append([]string{"--gpus", "2", "--memory", "8GiB", "--context-bytes", "64MiB", "--cuda-version", cuda}, sim...),
 		Config: []string{`context = "64Mi"`},
 	})
 	if err != nil {
@@ -71,15 +71,41 @@ func (p *place) python(delivery, set, program string, out any, args ...string) e
 	if err != nil {
 		return err
 	}
-	python := os.Getenv("PYTHON")
-	if python == "" {
-		python = "python3"
+	said, err := p.run(delivery, append([]string{
+		"/usr/bin/env", "PYTHONPATH=" + folder(p.t, set), "PYTHONDONTWRITEBYTECODE=1", "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING=1",
+		interpreter(p.t), script, file,
+	}, args...)...)
+	if err != nil {
+		return err
 	}
-	log := file + ".log"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", program, err, said)
+	}
+	if err := json.Unmarshal(text, out); err != nil {
+		return fmt.Errorf("read what %s wrote: %w\n%s", program, err, said)
+	}
+	return nil
+}
+
+// interpreter is the Python that the packages were brought for.
+func interpreter(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder(t, ""), ".python"))
+	if err != nil {
+		t.Fatalf("find the Python of the packages: %v: run make test-clients", err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// run runs a program, in the container unless there is no shim, and gives what it said.
+func (p *place) run(delivery string, command ...string) ([]byte, error) {
+	p.t.Helper()
+	log := filepath.Join(p.t.TempDir(), "log")
 	// A shell, so that what goes wrong is kept.
-	command := append([]string{"/bin/sh", "-c", `exec "$@" >"$LOG" 2>&1`, "sh", python, script, file}, args...)
-	command = append([]string{"/usr/bin/env", "PYTHONPATH=" + folder(p.t, set), "PYTHONDONTWRITEBYTECODE=1", "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING=1", "LOG=" + log}, command...)
+	command = append([]string{"/usr/bin/env", "LOG=" + log, "/bin/sh", "-c", `exec "$@" >"$LOG" 2>&1`, "sh"}, command...)
 	var process *node.Process
+	var err error
 	switch delivery {
 	case none:
 		process, err = p.node.Outside(p.t.Context(), "outside", command...)
@@ -88,28 +114,27 @@ func (p *place) python(delivery, set, program string, out any, args ...string) e
 	case stub:
 		enter, e := filepath.Abs("programs/stub.sh")
 		if e != nil {
-			return e
+			return nil, e
 		}
 		command = append([]string{"unshare", "--mount", enter, p.node.Path("private-fenced"), p.node.Dist("lib/gpufence-stub/dev"), p.node.Dist("simgpu")}, command...)
 		process, err = p.c.Exec(p.t.Context(), false, command...)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	select {
 	case <-process.Exited():
 	case <-time.After(2 * time.Minute):
-		return fmt.Errorf("%s did not end: %w", program, process.Kill())
+		return nil, fmt.Errorf("%v did not end: %w", command, process.Kill())
 	}
-	said, _ := os.ReadFile(log) // it may not have come so far
-	text, err := os.ReadFile(file)
+	said, err := os.ReadFile(log)
 	if err != nil {
-		return fmt.Errorf("%s (%s): %w\n%s", program, process.Status(), err, said)
+		return nil, fmt.Errorf("%v (%s): %w", command, process.Status(), err)
 	}
-	if err := json.Unmarshal(text, out); err != nil {
-		return fmt.Errorf("read what %s wrote (%s): %w\n%s", program, process.Status(), err, said)
+	if status := process.Status(); status != "exit status 0" {
+		return said, fmt.Errorf("%v: %s\n%s", command, status, said)
 	}
-	return nil
+	return said, nil
 }
 
 // table is what dist/clients.md is made of.
@@ -119,7 +144,7 @@ var table struct {
 	by   map[string]map[string]string
 }
 
-// note puts a word into the table.
+// note puts a word into the table; of several for one place, that of a failure stays.
 func note(client, delivery, word string) {
 	table.Lock()
 	defer table.Unlock()
@@ -130,7 +155,9 @@ func note(client, delivery, word string) {
 		table.by[client] = map[string]string{}
 		table.rows = append(table.rows, client)
 	}
-	table.by[client][delivery] = word
+	if table.by[client][delivery] != failed {
+		table.by[client][delivery] = word
+	}
 }
 
 // TestMain writes the table when all have run.
@@ -161,10 +188,12 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+const failed = "failed"
+
 // verdict is a test's word for the table.
 func verdict(t *testing.T) string {
 	if t.Failed() {
-		return "failed"
+		return failed
 	}
 	return "pass"
 }

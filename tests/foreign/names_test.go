@@ -70,7 +70,7 @@ func answers(t *testing.T, driver string, names []string, version, flag int) map
 	out := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		f := strings.Fields(line)
-		if len(f) != 6 {
+		if len(f) != 7 {
 			t.Fatalf("read %q", line)
 		}
 		out[f[0]] = f[5]
