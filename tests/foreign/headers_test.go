@@ -178,6 +178,8 @@ func readTypes(t *testing.T, place, without string) *types {
 		}
 		name, _ := e.Val(dwarf.AttrName).(string)
 		switch e.Tag {
+		case dwarf.TagSubroutineType:
+			function = nil // what follows is its parameters
 		case dwarf.TagCompileUnit:
 			if without != "" && strings.HasSuffix(name, without) {
 				r.SkipChildren()

@@ -116,6 +116,22 @@ CUresult cuMemcpyDtoD_v2(CUdeviceptr, CUdeviceptr, size_t);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
 CUresult cuMemsetD32_v2(CUdeviceptr, unsigned int, size_t);
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *);
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *);
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *, CUstream);
+CUresult cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t);
+CUresult cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream);
+CUresult cuFuncGetAttribute(int *, CUfunction_attribute, CUfunction);
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int);
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *, CUfunction, int, size_t);
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *, CUfunction, int, size_t, unsigned int);
+CUresult cuLibraryLoadData(CUlibrary *, const void *, CUjit_option *, void **, unsigned int, CUlibraryOption *, void **, unsigned int);
+CUresult cuLibraryUnload(CUlibrary);
+CUresult cuLibraryGetKernel(CUkernel *, CUlibrary, const char *);
+CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+CUresult cuStreamEndCapture(CUstream, CUgraph *);
+CUresult cuGraphGetNodes(CUgraph, CUgraphNode *, size_t *);
+CUresult cuGraphDestroy(CUgraph);
 CUresult cuModuleLoadData(CUmodule *, const void *);
 CUresult cuModuleUnload(CUmodule);
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
@@ -712,6 +728,144 @@ static void kernels(void)
 	OK(cuCtxSynchronize());
 }
 
+/* Rows of a matrix, and memory of another device. */
+static void rows_and_peers(void)
+{
+	char host[16 * 8], back[4 * 3] = "";
+	CUDA_MEMCPY2D c = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = 8, .srcXInBytes = 2, .srcY = 1,
+			   .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstPitch = 16, .WidthInBytes = 4, .Height = 3};
+	CUDA_MEMCPY2D wrong;
+	CUcontext ctx, peer, before, none = NULL;
+	CUdeviceptr p, q;
+	CUstream stream;
+	CUgraph graph;
+	size_t nodes = 0;
+	int i;
+
+	for (i = 0; i < (int)sizeof(host); i++)
+		host[i] = (char)i;
+	OK(cuCtxGetCurrent(&before));
+	OK(cuDevicePrimaryCtxRetain(&ctx, 0));
+	OK(cuDevicePrimaryCtxRetain(&peer, 1));
+	OK(cuCtxSetCurrent(peer));
+	OK(cuMemAlloc_v2(&q, 4096));
+	OK(cuCtxSetCurrent(ctx));
+	OK(cuMemAlloc_v2(&p, 2 * MIB));
+	OK(cuStreamCreate(&stream, 0));
+
+	c.dstDevice = p;
+	OK(cuMemcpy2D_v2(&c));
+	c = (CUDA_MEMCPY2D){.srcMemoryType = CU_MEMORYTYPE_UNIFIED, .srcDevice = p, .srcPitch = 16, .dstMemoryType = CU_MEMORYTYPE_HOST,
+			    .dstHost = back, .WidthInBytes = 4, .Height = 3};
+	OK(cuMemcpy2DAsync_v2(&c, stream));
+	for (i = 0; i < 3; i++)
+		WANT(memcmp(back + 4 * i, host + 8 * (i + 1) + 2, 4), 0);
+	memset(back, 0, sizeof(back));
+	OK(cuMemcpy2DUnaligned_v2(&c));
+	WANT(memcmp(back, host + 10, 4), 0);
+
+	WANT(cuMemcpy2D_v2(NULL), CUDA_ERROR_INVALID_VALUE);
+	wrong = c;
+	wrong.srcPitch = 3; /* less than a row */
+	WANT(cuMemcpy2D_v2(&wrong), CUDA_ERROR_INVALID_VALUE);
+	wrong = c;
+	wrong.dstMemoryType = 7;
+	WANT(cuMemcpy2D_v2(&wrong), CUDA_ERROR_INVALID_VALUE);
+	wrong.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+	WANT(cuMemcpy2D_v2(&wrong), CUDA_ERROR_NOT_SUPPORTED);
+	wrong = c;
+	wrong.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+	wrong.srcDevice = p + 2 * MIB - 16; /* its second row is nobody's */
+	WANT(cuMemcpy2D_v2(&wrong), CUDA_ERROR_INVALID_VALUE);
+
+	/* Captured it is one node, whatever the number of rows. */
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	OK(cuMemcpy2DAsync_v2(&c, stream));
+	OK(cuMemcpyPeerAsync(q, peer, p, ctx, 16, stream));
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuGraphGetNodes(graph, NULL, &nodes));
+	WANT(nodes, 2);
+	OK(cuGraphDestroy(graph));
+
+	OK(cuMemcpyPeer(q, peer, p, ctx, 16));
+	OK(cuMemcpyDtoH_v2(back, q, 4));
+	WANT(memcmp(back, host + 10, 4), 0);
+	OK(cuMemcpyPeerAsync(q, peer, p, ctx, 16, stream));
+	WANT(cuMemcpyPeer(q, none, p, ctx, 16), CUDA_ERROR_INVALID_CONTEXT);
+	WANT(cuMemcpyPeer(q, peer, p + 2 * MIB, ctx, 16), CUDA_ERROR_INVALID_VALUE);
+
+	OK(cuStreamDestroy_v2(stream));
+	OK(cuMemFree_v2(p));
+	OK(cuMemFree_v2(q));
+	OK(cuDevicePrimaryCtxRelease_v2(1));
+	OK(cuDevicePrimaryCtxRelease_v2(0));
+	OK(cuCtxSetCurrent(before));
+}
+
+/* What programs choose their launches by. */
+static void function_attributes(void)
+{
+	CUlibrary library;
+	CUcontext ctx, before;
+	CUkernel kernel;
+	CUmodule module;
+	CUfunction f;
+	int value, blocks;
+
+	OK(cuCtxGetCurrent(&before));
+	OK(cuDevicePrimaryCtxRetain(&ctx, 0));
+	OK(cuCtxSetCurrent(ctx));
+	OK(cuModuleLoadData(&module, ""));
+	OK(cuModuleGetFunction(&f, module, "f"));
+	for (int a = 0; a < 16; a++)
+		OK(cuFuncGetAttribute(&value, (CUfunction_attribute)a, f));
+	WANT(cuFuncGetAttribute(&value, 16, f), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuFuncGetAttribute(NULL, 0, f), CUDA_ERROR_INVALID_VALUE);
+	OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_BINARY_VERSION, f));
+	WANT(value, 75);
+
+	/* More dynamic shared memory than by default is there for those who ask. */
+	OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f));
+	WANT(value, 49152);
+	OK(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 256, 49152 + 1));
+	WANT(blocks, 0);
+	OK(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536));
+	OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f));
+	WANT(value, 65536);
+	OK(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 256, 49152 + 1));
+	WANT(blocks, 1);
+	WANT(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536 + 1), CUDA_ERROR_INVALID_VALUE);
+	OK(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));
+	WANT(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 101), CUDA_ERROR_INVALID_VALUE);
+	OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, f));
+	WANT(value, 100);
+	WANT(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_BINARY_VERSION, 80), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuFuncSetAttribute((CUfunction)&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1), CUDA_ERROR_INVALID_HANDLE);
+
+	/* 1,024 threads of a multiprocessor, 16 blocks, 64 KiB. */
+	OK(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, f, 256, 0, 1));
+	WANT(blocks, 4);
+	OK(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 32, 0));
+	WANT(blocks, 16);
+	OK(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 32, 32768));
+	WANT(blocks, 2);
+	OK(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 2048, 0));
+	WANT(blocks, 0);
+	WANT(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 0, 0), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, f, 32, 0, 2), CUDA_ERROR_INVALID_VALUE);
+	OK(cuModuleUnload(module));
+
+	/* A kernel stands for its function. */
+	OK(cuLibraryLoadData(&library, "", NULL, NULL, 0, NULL, NULL, 0));
+	OK(cuLibraryGetKernel(&kernel, library, "k"));
+	OK(cuFuncSetAttribute((CUfunction)kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536));
+	OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (CUfunction)kernel));
+	WANT(value, 65536);
+	OK(cuLibraryUnload(library));
+	OK(cuDevicePrimaryCtxRelease_v2(0));
+	OK(cuCtxSetCurrent(before));
+}
+
 static void entry_points(void)
 {
 	CUresult (*ask)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
@@ -908,6 +1062,8 @@ int main(void)
 	pools();
 	host_memory();
 	kernels();
+	rows_and_peers();
+	function_attributes();
 	entry_points();
 	forks();
 	threads();

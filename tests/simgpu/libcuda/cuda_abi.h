@@ -140,6 +140,23 @@ typedef struct CUlaunchConfig_st {
 	unsigned int numAttrs;
 } CUlaunchConfig;
 
+/* A copy of rows. */
+typedef struct CUDA_MEMCPY2D_st {
+	size_t srcXInBytes, srcY;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	size_t srcPitch;
+	size_t dstXInBytes, dstY;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	size_t dstPitch;
+	size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
 typedef struct CUDA_ARRAY_DESCRIPTOR_st {
 	size_t Width, Height;
 	CUarray_format Format;
@@ -344,6 +361,8 @@ enum {
 	CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
 	CU_RESOURCE_TYPE_ARRAY = 0,
 	CU_RESOURCE_TYPE_MIPMAPPED_ARRAY = 1,
+	CU_MEMORYTYPE_ARRAY = 3,
+	CU_MEMORYTYPE_UNIFIED = 4,
 	CU_MEM_OPERATION_TYPE_MAP = 1,
 	CU_MEM_OPERATION_TYPE_UNMAP = 2,
 
@@ -402,6 +421,10 @@ enum {
 #define SIM_LOCATION_INVALID 0
 #define SIM_POOL_ATTR_ALLOCATION_TYPE 9 /* and handle types, location id and type, size: to 13 */
 #define SIM_PROC_FLAG_LEGACY 1u
+	CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
+	CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6,
+	CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+	CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
 #define SIM_PROC_FLAG_PER_THREAD 2u
 
 /* The interface's sizes, whichever header they come from. */
@@ -414,6 +437,13 @@ _Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32 && sizeof(CUgraphExec
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104 && sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "external memory");
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC) == 120 && sizeof(CUmulticastObjectProp) == 32, "external arrays");
 _Static_assert(sizeof(CUipcMemHandle) == 64 && sizeof(CUmemPoolPtrExportData) == 64, "handles");
+#define SIM_ATTR_SHARED_PER_BLOCK 8
+#define SIM_ATTR_SHARED_PER_SM 81
+#define SIM_ATTR_SHARED_ON_REQUEST 97
+#define SIM_ATTR_BLOCKS_PER_SM 106
+#define SIM_ATTR_RESERVED_SHARED 111
+#define SIM_FUNCTION_ATTR_MAX 16
 _Static_assert(sizeof(CUgraphNodeParams) == 256 && sizeof(CUgraphEdgeData) == 8 && sizeof(CUdevResource) == 144, "parameters");
 
 #endif /* SIMGPU_CUDA_ABI_H */
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "copies of rows");

@@ -179,7 +179,7 @@ EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib
 }
 
 /* Values that programs act on; docs/simulated-gpu.md. What is not here is 0. */
-static int attribute_value(const struct simgpu_device *d, unsigned int attribute)
+int device_attribute(const struct simgpu_device *d, unsigned int attribute)
 {
 	bool ampere = d->cc_major >= 8;
 
@@ -303,6 +303,6 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
 		return ret;
 	if ((unsigned int)attribute == 0 || (unsigned int)attribute >= SIM_ATTR_MAX)
 		return CUDA_ERROR_INVALID_VALUE;
-	*value = attribute_value(info, (unsigned int)attribute);
+	*value = device_attribute(info, (unsigned int)attribute);
 	return CUDA_SUCCESS;
 }

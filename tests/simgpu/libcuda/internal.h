@@ -118,6 +118,9 @@ void *map_device(size_t size, bool low);
 void unmap_device(uintptr_t start, size_t size);
 void *page_for_small(struct device *dev, CUcontext ctx, uint64_t handle, bool low);
 void drop_small_page(struct device *dev, uint64_t handle);
+/* device.c */
+int device_attribute(const struct simgpu_device *d, unsigned int attribute);
+
 struct range *range_add(uintptr_t start, size_t size, enum range_kind kind);
 struct range *range_find(uintptr_t at);        /* that holds address `at` */
 struct range *range_at(uintptr_t start);       /* that begins there */

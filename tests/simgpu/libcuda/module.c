@@ -159,6 +159,7 @@ struct CUfunc_st {
 	struct CUfunc_st *next;
 	CUmodule module;
 	uint64_t time_ns;
+	int dynamic_shared, carveout; /* as the program set them */
 	char name[];
 };
 
@@ -461,6 +462,8 @@ static CUresult get_function(CUmodule m, const char *name, CUfunction *function)
 		memcpy(f->name, name, strlen(name));
 		f->module = m;
 		f->time_ns = time_in(name);
+		f->dynamic_shared = device_attribute(&m->ctx->dev->info, SIM_ATTR_SHARED_PER_BLOCK);
+		f->carveout = -1;
 		f->next = m->functions;
 		m->functions = f;
 	}
@@ -806,20 +809,112 @@ uint64_t function_time(CUfunction f)
 	return f->time_ns;
 }
 
+/* What every function has: it uses nothing, and was compiled for the device that it is on. */
+static int function_attribute(const struct CUfunc_st *f, unsigned int attribute)
+{
+	const struct simgpu_device *info = &f->module->ctx->dev->info;
+
+	switch (attribute) {
+	case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+		return 1024;
+	case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+	case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+		return (int)(info->cc_major * 10 + info->cc_minor);
+	case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+		return f->dynamic_shared;
+	case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+		return f->carveout;
+	default:
+		return 0;
+	}
+}
+
+/* A kernel stands for its function in the current context. */
+static CUresult resolve_in_current(CUfunction handle, CUfunction *f)
+{
+	CUcontext ctx = current_context();
+
+	*f = find_function(handle);
+	if (*f)
+		return CUDA_SUCCESS;
+	return ctx && context_alive(ctx) ? function_resolve(handle, ctx, f) : CUDA_ERROR_INVALID_HANDLE;
+}
+
 EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
 {
+	CUfunction f;
 	CUresult ret = enter();
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
-	if (!value)
-		ret = CUDA_ERROR_INVALID_VALUE;
-	else if (!find_function(function) && !find_kernel(function))
-		ret = CUDA_ERROR_INVALID_HANDLE;
-	else
-		*value = (unsigned int)attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
+	ret = value && (unsigned int)attribute < SIM_FUNCTION_ATTR_MAX ? resolve_in_current(function, &f) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS)
+		*value = function_attribute(f, (unsigned int)attribute);
 	leave();
 	return ret;
+}
+
+/* Sizes of clusters are taken and not kept: nothing launches by them. */
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+	CUfunction f;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = (unsigned int)attribute < SIM_FUNCTION_ATTR_MAX ? resolve_in_current(function, &f) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		switch ((unsigned int)attribute) {
+		case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+			if (value < 0 || value > device_attribute(&f->module->ctx->dev->info, SIM_ATTR_SHARED_ON_REQUEST))
+				ret = CUDA_ERROR_INVALID_VALUE;
+			else
+				f->dynamic_shared = value;
+			break;
+		case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+			if (value < -1 || value > 100)
+				ret = CUDA_ERROR_INVALID_VALUE;
+			else
+				f->carveout = value;
+			break;
+		default:
+			if ((unsigned int)attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+				ret = CUDA_ERROR_INVALID_VALUE; /* for reading only */
+		}
+	}
+	leave();
+	return ret;
+}
+
+/* By threads, blocks and shared memory; no function uses registers. */
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int size, size_t shared,
+								     unsigned int flags)
+{
+	const struct simgpu_device *info;
+	size_t most, each;
+	CUfunction f;
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = blocks && size > 0 && flags <= 1 ? resolve_in_current(function, &f) : CUDA_ERROR_INVALID_VALUE;
+	if (ret == CUDA_SUCCESS) {
+		info = &f->module->ctx->dev->info;
+		most = (size_t)device_attribute(info, SIM_ATTR_BLOCKS_PER_SM);
+		if (info->threads_per_sm / (unsigned int)size < most)
+			most = info->threads_per_sm / (unsigned int)size;
+		each = shared + (size_t)device_attribute(info, SIM_ATTR_RESERVED_SHARED);
+		if (each > 0 && (size_t)device_attribute(info, SIM_ATTR_SHARED_PER_SM) / each < most)
+			most = (size_t)device_attribute(info, SIM_ATTR_SHARED_PER_SM) / each;
+		*blocks = size > 1024 || shared > (size_t)f->dynamic_shared ? 0 : (int)most;
+	}
+	leave();
+	return ret;
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared)
+{
+	return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, size, shared, 0);
 }
 
 EXPORT CUresult cuFuncGetName(const char **name, CUfunction function)

@@ -952,6 +952,106 @@ COPY(cuMemcpyDtoD, _v2, (CUdeviceptr to, CUdeviceptr from, size_t n), DEV(to), D
 COPY(cuMemcpy, , (CUdeviceptr to, CUdeviceptr from, size_t n), DEV(to), DEV(from), false, false, CUdeviceptr to,
      CUdeviceptr from, size_t n)
 
+/* Copies of rows, between host and device only: an array has no contents here. */
+static CUresult copy_rows(const CUDA_MEMCPY2D *c, CUstream stream, bool wait)
+{
+	bool from_host, to_host;
+	uintptr_t from, to;
+	CUresult ret = CUDA_SUCCESS;
+	size_t row;
+
+	if (!c)
+		return CUDA_ERROR_INVALID_VALUE;
+	from_host = c->srcMemoryType == CU_MEMORYTYPE_HOST;
+	to_host = c->dstMemoryType == CU_MEMORYTYPE_HOST;
+	if (c->srcMemoryType == CU_MEMORYTYPE_ARRAY || c->dstMemoryType == CU_MEMORYTYPE_ARRAY)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if ((!from_host && c->srcMemoryType != CU_MEMORYTYPE_DEVICE && c->srcMemoryType != CU_MEMORYTYPE_UNIFIED) ||
+	    (!to_host && c->dstMemoryType != CU_MEMORYTYPE_DEVICE && c->dstMemoryType != CU_MEMORYTYPE_UNIFIED))
+		return CUDA_ERROR_INVALID_VALUE;
+	/* A pitch of 0 is the width's. */
+	if ((c->srcPitch && c->srcPitch < c->WidthInBytes + c->srcXInBytes) || (c->dstPitch && c->dstPitch < c->WidthInBytes + c->dstXInBytes))
+		return CUDA_ERROR_INVALID_VALUE;
+	from = from_host ? HOST(c->srcHost) : DEV(c->srcDevice);
+	to = to_host ? HOST(c->dstHost) : DEV(c->dstDevice);
+	from += c->srcXInBytes + c->srcY * (c->srcPitch ? c->srcPitch : c->WidthInBytes);
+	to += c->dstXInBytes + c->dstY * (c->dstPitch ? c->dstPitch : c->WidthInBytes);
+	if (capturing(stream)) /* one node, whatever it copies */
+		return copy(to, from, 0, false, false, stream, wait);
+	for (row = 0; row < c->Height && ret == CUDA_SUCCESS; row++) {
+		ret = copy(to, from, c->WidthInBytes, c->dstMemoryType == CU_MEMORYTYPE_DEVICE, c->srcMemoryType == CU_MEMORYTYPE_DEVICE, stream,
+			   wait && row + 1 == c->Height);
+		from += c->srcPitch ? c->srcPitch : c->WidthInBytes;
+		to += c->dstPitch ? c->dstPitch : c->WidthInBytes;
+	}
+	return ret;
+}
+
+EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *c)
+{
+	return copy_rows(c, CU_STREAM_LEGACY, true);
+}
+
+EXPORT CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D *c)
+{
+	return copy_rows(c, CU_STREAM_PER_THREAD, true);
+}
+
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c)
+{
+	return copy_rows(c, CU_STREAM_LEGACY, true);
+}
+
+EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *c)
+{
+	return copy_rows(c, CU_STREAM_PER_THREAD, true);
+}
+
+EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
+{
+	return copy_rows(c, stream, false);
+}
+
+EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *c, CUstream stream)
+{
+	return copy_rows(c, per_thread(stream), false);
+}
+
+/* Addresses are the process's, so a copy between devices is one as any. */
+static CUresult copy_between(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n, CUstream stream, bool wait)
+{
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	if (!context_is(to_ctx) || !context_is(from_ctx))
+		ret = CUDA_ERROR_INVALID_CONTEXT;
+	else if (!context_alive(to_ctx) || !context_alive(from_ctx))
+		ret = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	leave();
+	return ret == CUDA_SUCCESS ? copy(to, from, n, true, true, stream, wait) : ret;
+}
+
+EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n)
+{
+	return copy_between(to, to_ctx, from, from_ctx, n, CU_STREAM_LEGACY, true);
+}
+
+EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n)
+{
+	return copy_between(to, to_ctx, from, from_ctx, n, CU_STREAM_PER_THREAD, true);
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n, CUstream stream)
+{
+	return copy_between(to, to_ctx, from, from_ctx, n, stream, false);
+}
+
+EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n, CUstream stream)
+{
+	return copy_between(to, to_ctx, from, from_ctx, n, per_thread(stream), false);
+}
+
 static CUresult fill(CUdeviceptr to, const void *pattern, size_t width, size_t n, CUstream stream)
 {
 	CUcontext ctx;
