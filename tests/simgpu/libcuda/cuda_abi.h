@@ -92,7 +92,7 @@ typedef unsigned int CUdevice_attribute, CUdevice_P2PAttribute, CUlimit, CUjit_o
 	CUarray_format, CUresourcetype, CUarraySparseSubresourceType, CUmemOperationType, CUmemHandleType, CUgraphNodeType,
 	CUgraphInstantiateResult, CUgraphExecUpdateResult, CUgraphMem_attribute, CUstreamCaptureMode, CUstreamCaptureStatus,
 	CUexternalMemoryHandleType, CUdevResourceType, CUmem_advise, CUmem_range_attribute, CUlibraryOption,
-	CUmulticastGranularity_flags, CUfunctionLoadingState;
+	CUmulticastGranularity_flags, CUfunctionLoadingState, CUmemorytype;
 
 typedef struct CUmemLocation_st {
 	CUmemLocationType type;
@@ -433,16 +433,16 @@ _Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR) == 24 && sizeof(CUDA_ARRAY3D_DESCRI
 _Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR_v1) == 16 && sizeof(CUDA_ARRAY3D_DESCRIPTOR_v1) == 24, "first arrays");
 _Static_assert(sizeof(CUDA_ARRAY_MEMORY_REQUIREMENTS) == 32 && sizeof(CUDA_ARRAY_SPARSE_PROPERTIES) == 48, "array properties");
 _Static_assert(sizeof(CUarrayMapInfo) == 96 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "mapping, nodes");
-_Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32 && sizeof(CUgraphExecUpdateResultInfo) == 24, "graphs");
-_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104 && sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "external memory");
-_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC) == 120 && sizeof(CUmulticastObjectProp) == 32, "external arrays");
-_Static_assert(sizeof(CUipcMemHandle) == 64 && sizeof(CUmemPoolPtrExportData) == 64, "handles");
 #define SIM_ATTR_SHARED_PER_BLOCK 8
 #define SIM_ATTR_SHARED_PER_SM 81
 #define SIM_ATTR_SHARED_ON_REQUEST 97
 #define SIM_ATTR_BLOCKS_PER_SM 106
 #define SIM_ATTR_RESERVED_SHARED 111
 #define SIM_FUNCTION_ATTR_MAX 16
+_Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32 && sizeof(CUgraphExecUpdateResultInfo) == 24, "graphs");
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104 && sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "external memory");
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC) == 120 && sizeof(CUmulticastObjectProp) == 32, "external arrays");
+_Static_assert(sizeof(CUipcMemHandle) == 64 && sizeof(CUmemPoolPtrExportData) == 64, "handles");
 _Static_assert(sizeof(CUgraphNodeParams) == 256 && sizeof(CUgraphEdgeData) == 8 && sizeof(CUdevResource) == 144, "parameters");
 
 #endif /* SIMGPU_CUDA_ABI_H */
