@@ -61,6 +61,8 @@ build-clients:
 	@$(MAKE) -C tests/clients all OUT=$(DIST)
 
 build-hardware:
+	@mkdir -p $(DIST)/bin
+	CGO_ENABLED=0 $(GOBUILD) -o $(DIST)/bin/ ./tests/hardware/cmd/test-gpu ./tests/bench
 	@$(MAKE) -C tests/hardware all OUT=$(DIST)
 
 .PHONY: demo
@@ -80,7 +82,7 @@ test: ## every test: unit, property, fuzz seeds, shim under sanitizers, model ch
 
 test-go: # without systemd-analyze the units' test is skipped, by name
 	@$(DEPS) --try systemd-analyze || [ $$? = 3 ]
-	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary -e /tests/enforcer -e /tests/hostile -e /tests/vm -e /tests/engines -e /tests/packages -e /tests/foreign)
+	$(GOTEST) $$(go list ./... | grep -v -e /enforcer/ -e /tests/simgpu -e /tests/coverage -e /tests/killfuzz -e /tests/e2e -e /tests/unchanged -e /tests/images -e /tests/k8s -e /tests/chart/render -e /tests/canary -e /tests/enforcer -e /tests/hostile -e /tests/vm -e /tests/engines -e /tests/packages -e /tests/foreign -e /tests/hardware)
 
 test-sim:
 	$(GOTEST) ./tests/simgpu/...
@@ -123,6 +125,8 @@ test-enforcer:
 
 test-e2e:
 	$(GOTEST) -count=1 ./tests/e2e/... ./tests/canary
+	@# make test-gpu on the simulated GPU, as its own test.
+	$(GOTEST) -count=1 ./tests/hardware
 
 # Of Python's packages. Another Python than Debian's may do: the script that brings them says so where none does.
 CLIENTS_NEEDS := package:python3-pip
@@ -135,6 +139,21 @@ test-clients: ## NVIDIA's headers, and clients that we did not write, on the sim
 	@$(MAKE) build
 	@start=$$SECONDS; word=; $(GOTEST) -count=1 -timeout 7m ./tests/foreign || word=" failed after"; \
 	  echo "suite test-clients clients:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
+
+# Where the modules are, everything is built anew; else what was built before is run.
+TEST_GPU_FLAGS ?=
+.PHONY: test-gpu test-gpu-folder
+test-gpu: ## the suites on a real GPU, and what its driver does; report in dist/gpu-report.md (TEST_GPU_FLAGS=--help)
+	@if [ -x $(DIST)/test-gpu/run ] && ! GOPROXY=off go list -deps ./cmd/gpufenced ./tests/hardware/... >/dev/null 2>&1; then \
+	  echo "test-gpu: no Go with our modules here: what was built before is run"; \
+	else $(MAKE) test-gpu-folder; fi
+	@$(DIST)/test-gpu/run --out $(DIST) $(TEST_GPU_FLAGS)
+
+test-gpu-folder: ## dist/test-gpu, for a machine that cannot build: its `run` needs root, and nothing else of here
+	@$(DEPS) $(BUILD_NEEDS)
+	@$(MAKE) build
+	@$(MAKE) -C shim bench OUT=$(DIST)
+	@tests/hardware/bundle $(DIST) $(DIST)/test-gpu
 
 .PHONY: test-chart
 test-chart: ## helm over the chart: lint, wrong values, and packaging/kubernetes is what it renders
@@ -198,7 +217,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run --allow-parallel-runners ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate .ci/run
+	shellcheck packaging/deps.sh tests/hardware/bundle packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate .ci/run
 	@$(MAKE) lint-bpf
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint

@@ -296,6 +296,9 @@ func (n *Node) Outside(ctx context.Context, name string, program ...string) (*Pr
 	return p, p.Say("")
 }
 
+// Said is what the containers wrote for people, its end.
+func (n *Node) Said() string { return tail(n.Path("containers.log"), 20) }
+
 // spawn starts a program that waits for a line before it is executed, in the container's cgroups.
 func (c *Container) spawn(ctx context.Context, program []string, shim bool) (*Process, error) {
 	if len(program) == 0 {
