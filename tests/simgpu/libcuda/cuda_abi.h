@@ -344,6 +344,8 @@ enum {
 
 	CU_MEMORYTYPE_HOST = 1,
 	CU_MEMORYTYPE_DEVICE = 2,
+	CU_MEMORYTYPE_ARRAY = 3,
+	CU_MEMORYTYPE_UNIFIED = 4,
 	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
 	CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
@@ -361,8 +363,6 @@ enum {
 	CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
 	CU_RESOURCE_TYPE_ARRAY = 0,
 	CU_RESOURCE_TYPE_MIPMAPPED_ARRAY = 1,
-	CU_MEMORYTYPE_ARRAY = 3,
-	CU_MEMORYTYPE_UNIFIED = 4,
 	CU_MEM_OPERATION_TYPE_MAP = 1,
 	CU_MEM_OPERATION_TYPE_UNMAP = 2,
 
@@ -404,6 +404,10 @@ enum {
 	CU_MEM_ATTACH_HOST = 2,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
+	CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
+	CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6,
+	CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+	CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
 	CU_MODULE_EAGER_LOADING = 1,
 	CU_MODULE_LAZY_LOADING = 2,
 	CU_LIMIT_STACK_SIZE = 0,
@@ -416,29 +420,26 @@ enum {
 
 /* Named differently from header to header, or by none. */
 #define SIM_ATTR_MAX 200
-#define SIM_ARRAY_VIDEO 0x100u
-#define SIM_RANGE_ATTR_PREFERRED_TYPE 5 /* and id, and the last prefetch's: to 8 */
-#define SIM_LOCATION_INVALID 0
-#define SIM_POOL_ATTR_ALLOCATION_TYPE 9 /* and handle types, location id and type, size: to 13 */
-#define SIM_PROC_FLAG_LEGACY 1u
-	CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
-	CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6,
-	CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
-	CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
-#define SIM_PROC_FLAG_PER_THREAD 2u
-
-/* The interface's sizes, whichever header they come from. */
-_Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemPoolProps) == 88 && sizeof(CUmemAccessDesc) == 12, "memory");
-_Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR) == 24 && sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40, "arrays");
-_Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR_v1) == 16 && sizeof(CUDA_ARRAY3D_DESCRIPTOR_v1) == 24, "first arrays");
-_Static_assert(sizeof(CUDA_ARRAY_MEMORY_REQUIREMENTS) == 32 && sizeof(CUDA_ARRAY_SPARSE_PROPERTIES) == 48, "array properties");
-_Static_assert(sizeof(CUarrayMapInfo) == 96 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "mapping, nodes");
 #define SIM_ATTR_SHARED_PER_BLOCK 8
 #define SIM_ATTR_SHARED_PER_SM 81
 #define SIM_ATTR_SHARED_ON_REQUEST 97
 #define SIM_ATTR_BLOCKS_PER_SM 106
 #define SIM_ATTR_RESERVED_SHARED 111
 #define SIM_FUNCTION_ATTR_MAX 16
+#define SIM_ARRAY_VIDEO 0x100u
+#define SIM_RANGE_ATTR_PREFERRED_TYPE 5 /* and id, and the last prefetch's: to 8 */
+#define SIM_LOCATION_INVALID 0
+#define SIM_POOL_ATTR_ALLOCATION_TYPE 9 /* and handle types, location id and type, size: to 13 */
+#define SIM_PROC_FLAG_LEGACY 1u
+#define SIM_PROC_FLAG_PER_THREAD 2u
+
+/* The interface's sizes, whichever header they come from. */
+_Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemPoolProps) == 88 && sizeof(CUmemAccessDesc) == 12, "memory");
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "copies of rows");
+_Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR) == 24 && sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40, "arrays");
+_Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR_v1) == 16 && sizeof(CUDA_ARRAY3D_DESCRIPTOR_v1) == 24, "first arrays");
+_Static_assert(sizeof(CUDA_ARRAY_MEMORY_REQUIREMENTS) == 32 && sizeof(CUDA_ARRAY_SPARSE_PROPERTIES) == 48, "array properties");
+_Static_assert(sizeof(CUarrayMapInfo) == 96 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "mapping, nodes");
 _Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32 && sizeof(CUgraphExecUpdateResultInfo) == 24, "graphs");
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104 && sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "external memory");
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC) == 120 && sizeof(CUmulticastObjectProp) == 32, "external arrays");
@@ -446,4 +447,3 @@ _Static_assert(sizeof(CUipcMemHandle) == 64 && sizeof(CUmemPoolPtrExportData) ==
 _Static_assert(sizeof(CUgraphNodeParams) == 256 && sizeof(CUgraphEdgeData) == 8 && sizeof(CUdevResource) == 144, "parameters");
 
 #endif /* SIMGPU_CUDA_ABI_H */
-_Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "copies of rows");
