@@ -135,7 +135,7 @@ CLIENTS_NEEDS := package:python3-pip
 test-clients: ## NVIDIA's headers, and clients that we did not write, on the simulated GPU; they are downloaded once
 	@$(DEPS) $(RUN_NEEDS)
 	@$(DEPS) --try $(CLIENTS_NEEDS) || [ $$? = 3 ]
-	@start=$$SECONDS; tests/foreign/get $(DIST)/foreign; echo "suite test-clients packages: $$((SECONDS - start)) s"
+	@start=$$SECONDS; tests/foreign/get $(DIST)/foreign; tests/foreign/get-npm $(DIST)/foreign; echo "suite test-clients packages: $$((SECONDS - start)) s"
 	@$(MAKE) build
 	@start=$$SECONDS; word=; $(GOTEST) -count=1 -timeout 7m ./tests/foreign || word=" failed after"; \
 	  echo "suite test-clients clients:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]

@@ -2,7 +2,7 @@
 /*
  * hooks_module.c: modules and libraries. What one takes is the driver's secret, and with lazy
  * loading it is taken later, function by function. So each is charged what gpufenced publishes, as
- * long as it is loaded. With 0, as by default, none is, and excess has what NVML sees of them.
+ * long as it is loaded. With 0 none is, and excess has what NVML sees of them.
  */
 #include "charge.h"
 #include "debug.h"

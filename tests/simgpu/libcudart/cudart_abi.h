@@ -7,15 +7,20 @@
 #ifndef SIMGPU_CUDART_ABI_H
 #define SIMGPU_CUDART_ABI_H
 
-#include "../libcuda/cuda_abi.h"
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef SIMGPU_NVIDIA_HEADER
 
+#define __CUDA_API_VERSION_INTERNAL 1 /* all variants by their own names */
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 _Static_assert(CUDART_VERSION / 1000 == CUDART_MAJOR, "header of another version");
 
 #else
+
+#include "../libcuda/cuda_abi.h"
 
 typedef enum cudaError {
 	cudaSuccess = 0,
