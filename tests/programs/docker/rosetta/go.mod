@@ -1,0 +1,3 @@
+module github.com/tonistiigi/go-rosetta
+
+go 1.18
