@@ -243,8 +243,8 @@ bench: ## measure us side by side with the alternative; table, and dist/bench.js
 sim: ## 20 simulated nodes of 16 GPUs, 1,000 containers, 10,000 processes over 4 virtual hours each, on the pure core
 	GPUFENCE_SIM_SEEDS=$(SIM_SEEDS) GPUFENCE_SIM_GPUS=16 GPUFENCE_SIM_MINUTES=240 go test -count=1 -v -timeout 120m -run TestNode ./tests/simnode
 
-.PHONY: soak soak-ledger soak-crash
-soak: soak-ledger soak-crash ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
+.PHONY: soak soak-ledger soak-crash soak-docker
+soak: soak-ledger soak-crash soak-docker ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
 	@$(DEPS) $(RUN_NEEDS)
 	$(GOTEST) -race ./enforcer/kube/...
 	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
@@ -260,6 +260,12 @@ soak-crash: ## SIGKILL gpufenced 500 times under load: nothing lost, nobody kill
 	@$(DEPS) $(BUILD_NEEDS)
 	@$(MAKE) build
 	GPUFENCE_CRASHES=$(SOAK_CRASHES) $(GOTEST) -count=1 -v -timeout 120m -run TestCrash ./tests/enforcer
+
+soak-docker: ## Docker's and Compose's newest, built from their modules, and Debian's Docker, with the same steps
+	@$(DEPS) $(RUN_NEEDS) package:docker.io
+	@tests/programs/build containerd docker compose >/dev/null
+	@$(MAKE) build
+	GPUFENCE_DOCKER=current $(GOTEST) -count=1 -v -timeout 20m -run TestCurrentDocker ./tests/engines
 
 .PHONY: man
 man: ## write manual pages into dist/man and shell completions into dist/completion
