@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// did is what programs/driver.py and core.py write.
+// did is what programs/driver.py and its like write.
 type did struct {
 	Steps map[string]string `json:"steps"`
 	Over  map[string]string `json:"over"`
@@ -29,6 +29,8 @@ var driverClients = []struct {
 	{"bindings-13", "cuda-bindings 13.5.0, driver 13.0", "13.0", "driver.py", 110, 8},
 	{"bindings-13", "cuda-bindings 13.5.0, driver 13.5", "13.5", "driver.py", 110, 8},
 	{"bindings-13", "cuda-core 1.2.2, driver 13.5", "13.5", "core.py", 13, 1},
+	// It wants the version of a CUDA runtime, which that says of itself without a driver.
+	{"numba bindings-13 cuda-13.5", "numba-cuda 0.30.4, driver 13.5", "13.5", "numba_layer.py", 30, 3},
 }
 
 // TestClientsOfTheDriver: they take memory in every form. With the shim, by whichever delivery, every call

@@ -62,7 +62,7 @@ func newPlace(t *testing.T, cuda string, sim ...string) *place {
 	return &place{t: t, node: n, c: c}
 }
 
-// python runs a program of ours over packages of others, in the container unless there is no shim,
+// python runs a program of ours over packages of others (sets of requirements/, with spaces between), in the container unless there is no shim,
 // and reads what it wrote.
 func (p *place) python(delivery, set, program string, out any, args ...string) error {
 	p.t.Helper()
@@ -71,8 +71,12 @@ func (p *place) python(delivery, set, program string, out any, args ...string) e
 	if err != nil {
 		return err
 	}
+	var places []string
+	for name := range strings.SplitSeq(set, " ") {
+		places = append(places, folder(p.t, name))
+	}
 	said, err := p.run(delivery, append([]string{
-		"/usr/bin/env", "PYTHONPATH=" + folder(p.t, set), "PYTHONDONTWRITEBYTECODE=1", "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING=1",
+		"/usr/bin/env", "PYTHONPATH=" + strings.Join(places, ":"), "PYTHONDONTWRITEBYTECODE=1", "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING=1",
 		interpreter(p.t), script, file,
 	}, args...)...)
 	if err != nil {

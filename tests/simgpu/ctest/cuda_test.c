@@ -122,6 +122,7 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *, CUstream);
 CUresult cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t);
 CUresult cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream);
 CUresult cuFuncGetAttribute(int *, CUfunction_attribute, CUfunction);
+CUresult cuKernelGetAttribute(int *, CUfunction_attribute, CUkernel, CUdevice);
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int);
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *, CUfunction, int, size_t);
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *, CUfunction, int, size_t, unsigned int);
@@ -858,6 +859,14 @@ static void function_attributes(void)
 	/* A kernel stands for its function. */
 	OK(cuLibraryLoadData(&library, "", NULL, NULL, 0, NULL, NULL, 0));
 	OK(cuLibraryGetKernel(&kernel, library, "k"));
+	for (int a = 0; a < 16; a++)
+		OK(cuKernelGetAttribute(&value, (CUfunction_attribute)a, kernel, 0));
+	OK(cuKernelGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel, 1));
+	WANT(value, 1024);
+	WANT(cuKernelGetAttribute(&value, 16, kernel, 0), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuKernelGetAttribute(NULL, 0, kernel, 0), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuKernelGetAttribute(&value, 0, (CUkernel)&value, 0), CUDA_ERROR_INVALID_HANDLE);
+	WANT(cuKernelGetAttribute(&value, 0, kernel, 99), CUDA_ERROR_INVALID_DEVICE);
 	OK(cuFuncSetAttribute((CUfunction)kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536));
 	OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (CUfunction)kernel));
 	WANT(value, 65536);

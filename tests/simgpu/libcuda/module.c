@@ -446,6 +446,24 @@ static uint64_t time_in(const char *name)
 	return SIMGPU_KERNEL_DEFAULT;
 }
 
+/* What every function has on a device: it uses nothing, and was compiled for that one. */
+static int attribute_on(const struct simgpu_device *info, unsigned int attribute)
+{
+	switch (attribute) {
+	case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+		return 1024;
+	case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+	case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+		return (int)(info->cc_major * 10 + info->cc_minor);
+	case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+		return device_attribute(info, SIM_ATTR_SHARED_PER_BLOCK);
+	case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+		return -1;
+	default:
+		return 0;
+	}
+}
+
 static CUresult get_function(CUmodule m, const char *name, CUfunction *function)
 {
 	CUfunction f;
@@ -462,8 +480,8 @@ static CUresult get_function(CUmodule m, const char *name, CUfunction *function)
 		memcpy(f->name, name, strlen(name));
 		f->module = m;
 		f->time_ns = time_in(name);
-		f->dynamic_shared = device_attribute(&m->ctx->dev->info, SIM_ATTR_SHARED_PER_BLOCK);
-		f->carveout = -1;
+		f->dynamic_shared = attribute_on(&m->ctx->dev->info, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+		f->carveout = attribute_on(&m->ctx->dev->info, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT);
 		f->next = m->functions;
 		m->functions = f;
 	}
@@ -809,24 +827,35 @@ uint64_t function_time(CUfunction f)
 	return f->time_ns;
 }
 
-/* What every function has: it uses nothing, and was compiled for the device that it is on. */
 static int function_attribute(const struct CUfunc_st *f, unsigned int attribute)
 {
-	const struct simgpu_device *info = &f->module->ctx->dev->info;
-
 	switch (attribute) {
-	case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-		return 1024;
-	case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-	case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
-		return (int)(info->cc_major * 10 + info->cc_minor);
 	case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
 		return f->dynamic_shared;
 	case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
 		return f->carveout;
 	default:
-		return 0;
+		return attribute_on(&f->module->ctx->dev->info, attribute);
 	}
+}
+
+/* Needs no context: a library may be loaded before there is one. */
+EXPORT CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice dev)
+{
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	if (!value || (unsigned int)attribute >= SIM_FUNCTION_ATTR_MAX)
+		ret = CUDA_ERROR_INVALID_VALUE;
+	else if (!find_kernel(kernel))
+		ret = CUDA_ERROR_INVALID_HANDLE;
+	else if (!device_at(dev))
+		ret = CUDA_ERROR_INVALID_DEVICE;
+	else
+		*value = attribute_on(&device_at(dev)->info, (unsigned int)attribute);
+	leave();
+	return ret;
 }
 
 /* A kernel stands for its function in the current context. */
