@@ -596,10 +596,6 @@ func report(names []string, cells map[key]cell) string {
 
 // others are the hooked functions that are no row, each with the reason.
 var others = map[string]string{
-	"cuLogicalEndpointBindAddr":  "keeps memory that is charged, and no simulated driver has it: shim/test/interpose_vmm.c",
-	"cuLogicalEndpointBindMem":   "keeps memory that is charged, and no simulated driver has it: shim/test/interpose_vmm.c",
-	"cuLogicalEndpointDestroy":   "gives back",
-	"cuLogicalEndpointUnbind":    "gives back",
 	"cuMemAdvise":                "says where managed memory is to be; tested by TestSwap",
 	"cuMemAdvise_v2":             "says where managed memory is to be; tested by TestSwap",
 	"cuMemPrefetchAsync":         "says where managed memory is to be; tested by TestSwap",
@@ -620,7 +616,7 @@ var others = map[string]string{
 
 // takesNothing is what the name of a function says that needs no row: it gives back, shows, finds, or
 // says where something is to be. Whatever else the shim hooks takes memory, or keeps it.
-var takesNothing = regexp.MustCompile(`Free|Destroy|Release|Unload|Unbind|Unmap|Trim|Detach|Reset|GetInfo|TotalMem|GetProcAddress|Init$|Advise|Prefetch|PoolCreate$|LogicalEndpointBind|^cuLaunch`)
+var takesNothing = regexp.MustCompile(`Free|Destroy|Release|Unload|Unbind|Unmap|Trim|Detach|Reset|GetInfo|TotalMem|GetProcAddress|Init$|Advise|Prefetch|PoolCreate$|^cuLaunch`)
 
 // TestEveryHookHasARow: whoever hooks another function says here what it does to memory, and one that
 // takes or keeps some has a row.

@@ -580,6 +580,51 @@ static void give_bound(const struct row *r, struct taken *t)
 	release(t->a);
 }
 
+/* Bound to a logical endpoint of this device, and nothing else. */
+static CUresult take_endpoint(const struct row *r, size_t bytes, struct taken *t)
+{
+	CUlogicalEndpointProp prop = { .type = 1, .unicast.device = device, .size = bytes };
+	CUmemGenericAllocationHandle h;
+	CUlogicalEndpointId id = 0;
+	CUdeviceptr at = 0;
+	int complete = 0;
+	CUresult ret = create((create_function *)(uintptr_t)symbol("cuMemCreate"), bytes, &h);
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	CALL(cuLogicalEndpointIdReserve, (CUlogicalEndpointId *, uint32_t), &id, 1);
+	CALL(cuLogicalEndpointCreate, (CUlogicalEndpointId, const CUlogicalEndpointProp *), id, &prop);
+	CALL(cuLogicalEndpointQuery, (CUlogicalEndpointId, uint32_t, int *), id, 1, &complete);
+	CALL(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long), &at, bytes, 0, 0, 0);
+	CALL(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), at, bytes, 0, h, 0);
+	if (is(r, "cuLogicalEndpointBindMem"))
+		must(FN(CUresult(*)(CUlogicalEndpointId, CUdevice, uint64_t, CUmemGenericAllocationHandle, uint64_t, uint64_t, unsigned long long))(
+			     id, device, 0, h, 0, bytes, 0), r->symbol);
+	else if (is(r, "cuLogicalEndpointBindAddr"))
+		must(FN(CUresult(*)(CUlogicalEndpointId, CUdevice, uint64_t, void *, uint64_t, unsigned long long))(
+			     id, device, 0, (void *)(uintptr_t)at, bytes, 0), r->symbol);
+	else
+		CALL(cuLogicalEndpointBindMem,
+		     (CUlogicalEndpointId, CUdevice, uint64_t, CUmemGenericAllocationHandle, uint64_t, uint64_t, unsigned long long),
+		     id, device, 0, h, 0, bytes, 0);
+	CALL(cuMemUnmap, (CUdeviceptr, size_t), at, bytes);
+	CALL(cuMemAddressFree, (CUdeviceptr, size_t), at, bytes);
+	release(h);
+	t->a = id;
+	return ret;
+}
+
+static void give_endpoint(const struct row *r, struct taken *t)
+{
+	CUlogicalEndpointId id = (CUlogicalEndpointId)t->a;
+	if (is(r, "cuLogicalEndpointUnbind"))
+		must(FN(CUresult(*)(CUlogicalEndpointId, CUdevice, uint64_t, uint64_t))(id, device, 0, t->bytes), r->symbol);
+	if (is(r, "cuLogicalEndpointDestroy"))
+		must(FN(CUresult(*)(CUlogicalEndpointId))(id), r->symbol);
+	else
+		CALL(cuLogicalEndpointDestroy, (CUlogicalEndpointId), id);
+	CALL(cuLogicalEndpointIdRelease, (CUlogicalEndpointId, uint32_t), id, 1);
+}
+
 /* Mapped to a part of a sparse array, and nothing else. */
 static CUresult take_tile(const struct row *r, size_t bytes, struct taken *t)
 {
@@ -816,6 +861,10 @@ static const struct row more_rows[] = {
 	{ "cuMulticastBindMem_v2", take_bound, give_bound, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMulticastBindAddr", take_bound, give_bound, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMulticastBindAddr_v2", take_bound, give_bound, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuLogicalEndpointBindMem", take_endpoint, give_endpoint, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuLogicalEndpointBindAddr", take_endpoint, give_endpoint, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuLogicalEndpointUnbind", take_endpoint, give_endpoint, NULL, NULL, FIRST_BYTES, LAST_BYTES },
+	{ "cuLogicalEndpointDestroy", take_endpoint, give_endpoint, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemMapArrayAsync", take_tile, give_array, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemMapArrayAsync_ptsz", take_tile, give_array, NULL, NULL, FIRST_BYTES, LAST_BYTES },
 	{ "cuMemAlloc/byte", take_linear_v1, give_linear_v1, fill_most, drop_most, 1, 1 },

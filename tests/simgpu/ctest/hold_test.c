@@ -158,6 +158,16 @@ CUresult cuModuleLoad(CUmodule *, const char *);
 CUresult cuModuleLoadData(CUmodule *, const void *);
 CUresult cuModuleLoadDataEx(CUmodule *, const void *, unsigned int, CUjit_option *, void **);
 CUresult cuModuleUnload(CUmodule);
+CUresult cuLogicalEndpointAddDevice(CUlogicalEndpointId, CUdevice);
+CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId, CUdevice, cuuint64_t, void *, cuuint64_t, unsigned long long);
+CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId, CUdevice, cuuint64_t, CUmemGenericAllocationHandle, cuuint64_t, cuuint64_t, unsigned long long);
+CUresult cuLogicalEndpointCreate(CUlogicalEndpointId, const CUlogicalEndpointProp *);
+CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId);
+CUresult cuLogicalEndpointGetLimits(cuuint64_t *, cuuint64_t *, const CUlogicalEndpointProp *);
+CUresult cuLogicalEndpointIdRelease(CUlogicalEndpointId, uint32_t);
+CUresult cuLogicalEndpointIdReserve(CUlogicalEndpointId *, uint32_t);
+CUresult cuLogicalEndpointQuery(CUlogicalEndpointId, uint32_t, int *);
+CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId, CUdevice, cuuint64_t, cuuint64_t);
 CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice);
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
 CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
@@ -755,6 +765,74 @@ static void multicast(void)
 	OK(cuMemRelease(mc)); /* lets go of what is bound to it */
 	WANT(used(), before);
 	OK(cuMemAddressFree(va, 8 * MIB));
+}
+
+/* ---- logical endpoints ---------------------------------------------------------------------- */
+
+static void endpoints(void)
+{
+	CUlogicalEndpointProp team = {.type = 2, .multicast.numDevices = 2, .size = 8 * MIB}, one = {.type = 1, .size = 4 * MIB}, wrong;
+	CUmemAllocationProp mine = on_device(0);
+	CUlogicalEndpointId first, id;
+	CUmemGenericAllocationHandle h;
+	cuuint64_t granule = 0, most = 0;
+	size_t before = used();
+	int complete = 7;
+	CUdeviceptr va;
+
+	OK(cuLogicalEndpointGetLimits(&granule, &most, &team));
+	WANT(granule, 2 * MIB);
+	WANT(most >= team.size, 1);
+	WANT(cuLogicalEndpointIdReserve(&first, 0), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuLogicalEndpointIdReserve(&first, 1 << 20), CUDA_ERROR_OUT_OF_MEMORY);
+	OK(cuLogicalEndpointIdReserve(&first, 2));
+	id = first + 1;
+	wrong = team, wrong.type = 0;
+	WANT(cuLogicalEndpointCreate(id, &wrong), CUDA_ERROR_INVALID_VALUE);
+	wrong = team, wrong.size = MIB;
+	WANT(cuLogicalEndpointCreate(id, &wrong), CUDA_ERROR_INVALID_VALUE);
+	wrong = team, wrong.ipcHandleTypes = 1;
+	WANT(cuLogicalEndpointCreate(id, &wrong), CUDA_ERROR_NOT_SUPPORTED); /* no fabric here */
+	WANT(cuLogicalEndpointCreate(first + 2, &team), CUDA_ERROR_INVALID_VALUE); /* not reserved */
+	OK(cuLogicalEndpointCreate(id, &team));
+	WANT(cuLogicalEndpointCreate(id, &team), CUDA_ERROR_INVALID_VALUE);
+	WANT(used(), before); /* it refers to memory, it has none */
+
+	OK(cuMemCreate(&h, 8 * MIB, &mine, 0));
+	OK(cuLogicalEndpointAddDevice(id, 0));
+	WANT(cuLogicalEndpointAddDevice(id, 0), CUDA_ERROR_INVALID_VALUE);
+	OK(cuLogicalEndpointQuery(id, 1, &complete));
+	WANT(complete, 0);
+	OK(cuLogicalEndpointAddDevice(id, 1));
+	WANT(cuLogicalEndpointBindMem(id, 0, 0, h, 0, 4 * MIB, 0), CUDA_ERROR_INVALID_VALUE); /* nobody has asked whether it is complete */
+	OK(cuLogicalEndpointQuery(id, 1, &complete));
+	WANT(complete, 1);
+	OK(cuLogicalEndpointBindMem(id, 0, 0, h, 0, 4 * MIB, 0));
+	WANT(cuLogicalEndpointBindMem(id, 0, 2 * MIB, h, 0, 4 * MIB, 0), CUDA_ERROR_ALREADY_MAPPED);
+	WANT(cuLogicalEndpointBindMem(id, 1, 4 * MIB, h, 0, 4 * MIB, 0), CUDA_ERROR_INVALID_VALUE); /* is not that GPU's */
+	OK(cuMemRelease(h));
+	WANT(used() - before, 8 * MIB); /* bound */
+	OK(cuLogicalEndpointUnbind(id, 0, 0, 4 * MIB));
+	WANT(used(), before);
+	WANT(cuLogicalEndpointUnbind(id, 0, 0, 4 * MIB), CUDA_ERROR_INVALID_VALUE);
+	WANT(cuLogicalEndpointIdRelease(first, 2), CUDA_ERROR_INVALID_VALUE); /* one is in use */
+
+	OK(cuLogicalEndpointCreate(first, &one)); /* of one GPU: complete at once */
+	OK(cuLogicalEndpointQuery(first, 2, &complete));
+	WANT(complete, 1);
+	OK(cuMemCreate(&h, 4 * MIB, &mine, 0));
+	OK(cuMemAddressReserve(&va, 4 * MIB, 0, 0, 0));
+	OK(cuMemMap(va, 4 * MIB, 0, h, 0));
+	OK(cuLogicalEndpointBindAddr(first, 0, 0, (void *)(uintptr_t)(va + 2 * MIB), 2 * MIB, 0));
+	OK(cuMemUnmap(va, 4 * MIB));
+	OK(cuMemAddressFree(va, 4 * MIB));
+	OK(cuMemRelease(h));
+	WANT(used() - before, 4 * MIB);
+	OK(cuLogicalEndpointDestroy(first)); /* lets go of what is bound to it */
+	WANT(used(), before);
+	WANT(cuLogicalEndpointDestroy(first), CUDA_ERROR_INVALID_VALUE);
+	OK(cuLogicalEndpointDestroy(id));
+	OK(cuLogicalEndpointIdRelease(first, 2));
 }
 
 /* ---- arrays --------------------------------------------------------------------------------- */
@@ -1534,6 +1612,7 @@ int main(int argc, char **argv)
 	pool_sharing();
 	kinds_of_pools();
 	multicast();
+	endpoints();
 	arrays();
 	sparse_arrays();
 	graphs();

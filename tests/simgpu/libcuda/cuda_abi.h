@@ -305,6 +305,23 @@ typedef struct CUmulticastObjectProp_st {
 	unsigned long long handleTypes, flags;
 } CUmulticastObjectProp;
 
+typedef uint32_t CUlogicalEndpointId;
+typedef unsigned int CUlogicalEndpointType, CUlogicalEndpointIpcHandleType;
+
+typedef struct CUlogicalEndpointProp_struct {
+	CUlogicalEndpointType type;
+	union {
+		struct {
+			CUdevice device;
+		} unicast;
+		struct {
+			unsigned int numDevices;
+		} multicast;
+	};
+	unsigned long long size;
+	unsigned int ipcHandleTypes, flags;
+} CUlogicalEndpointProp;
+
 typedef struct CUdevResource_st {
 	CUdevResourceType type;
 	unsigned char _internal_padding[92];
@@ -443,6 +460,7 @@ _Static_assert(sizeof(CUarrayMapInfo) == 96 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS
 _Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32 && sizeof(CUgraphExecUpdateResultInfo) == 24, "graphs");
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104 && sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "external memory");
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC) == 120 && sizeof(CUmulticastObjectProp) == 32, "external arrays");
+_Static_assert(sizeof(CUlogicalEndpointProp) == 24, "endpoints");
 _Static_assert(sizeof(CUipcMemHandle) == 64 && sizeof(CUmemPoolPtrExportData) == 64, "handles");
 _Static_assert(sizeof(CUgraphNodeParams) == 256 && sizeof(CUgraphEdgeData) == 8 && sizeof(CUdevResource) == 144, "parameters");
 

@@ -60,6 +60,18 @@ struct physical {
 	struct multicast *multicast;
 };
 
+/* A multicast object or an endpoint: no memory of its own, it refers to that of each GPU. */
+struct multicast {
+	CUmulticastObjectProp prop;
+	unsigned int devices; /* a bit for each that was added */
+	struct bind {
+		struct bind *next;
+		struct device *dev;
+		struct physical *memory;
+		size_t at, size;
+	} *binds;
+};
+
 /* What lies at an address. */
 enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_MAPPED, RANGE_HOST, RANGE_REGISTERED, RANGE_SHARED, RANGE_GRAPH, RANGE_GLOBAL };
 
@@ -106,6 +118,9 @@ struct device *device_at(CUdevice dev);
 int64_t now_ns(void);
 int driver_version(void);           /* as in 12080 */
 
+/* device.c */
+int device_attribute(const struct simgpu_device *d, unsigned int attribute);
+
 /* context.c */
 bool context_is(CUcontext ctx);     /* a handle that we made */
 bool context_alive(CUcontext ctx);
@@ -118,9 +133,6 @@ void *map_device(size_t size, bool low);
 void unmap_device(uintptr_t start, size_t size);
 void *page_for_small(struct device *dev, CUcontext ctx, uint64_t handle, bool low);
 void drop_small_page(struct device *dev, uint64_t handle);
-/* device.c */
-int device_attribute(const struct simgpu_device *d, unsigned int attribute);
-
 struct range *range_add(uintptr_t start, size_t size, enum range_kind kind);
 struct range *range_find(uintptr_t at);        /* that holds address `at` */
 struct range *range_at(uintptr_t start);       /* that begins there */
@@ -161,6 +173,9 @@ uint64_t function_time(CUfunction f);
 bool reserved_range(uintptr_t start, size_t size);
 struct physical *physical_of(CUmemGenericAllocationHandle value); /* that may be used, or NULL */
 struct physical *physical_add(struct device *dev, uint64_t handle, size_t size, const CUmemAllocationProp *prop);
+CUresult bind_part(struct multicast *m, struct device *dev, size_t at, struct physical *memory, size_t offset, size_t size);
+CUresult unbind_part(struct multicast *m, const struct device *dev, size_t at, size_t size);
+void unbind_all(struct multicast *m);
 CUresult physical_unused(struct physical *p);  /* frees it if it is */
 
 /* share.c */

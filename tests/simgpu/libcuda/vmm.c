@@ -7,18 +7,6 @@
  */
 #include "internal.h"
 
-/* A multicast object: no memory of its own, it refers to that of each GPU. */
-struct multicast {
-	CUmulticastObjectProp prop;
-	unsigned int devices; /* a bit for each that was added */
-	struct bind {
-		struct bind *next;
-		struct device *dev;
-		struct physical *memory;
-		size_t at, size;
-	} *binds;
-};
-
 struct reservation {
 	struct reservation *next;
 	uintptr_t start;
@@ -216,14 +204,19 @@ static void unbind(struct bind **at)
 	free(b);
 }
 
+void unbind_all(struct multicast *m)
+{
+	while (m->binds)
+		unbind(&m->binds);
+}
+
 CUresult physical_unused(struct physical *p)
 {
 	if (p->refs > 0 || p->maps > 0)
 		return CUDA_SUCCESS;
 	*find_handle(p->value) = p->next;
 	if (p->multicast) {
-		while (p->multicast->binds)
-			unbind(&p->multicast->binds);
+		unbind_all(p->multicast);
 		free(p->multicast);
 	} else if (p->dev) {
 		give_memory(p->dev, p->handle);
@@ -523,7 +516,7 @@ EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevi
 }
 
 /* Binds [offset, offset + size) of the memory at `at`; it stays until it is unbound. */
-static CUresult bind_part(struct multicast *m, struct device *dev, size_t at, struct physical *memory, size_t offset, size_t size)
+CUresult bind_part(struct multicast *m, struct device *dev, size_t at, struct physical *memory, size_t offset, size_t size)
 {
 	struct bind *b;
 
@@ -609,26 +602,30 @@ EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUde
 	return dev < 0 ? CUDA_ERROR_INVALID_DEVICE : bind_address(handle, dev, at, ptr, size, flags);
 }
 
-EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice dev, size_t at, size_t size)
+/* Undoes what was bound within [at, at + size); there must be something. */
+CUresult unbind_part(struct multicast *m, const struct device *dev, size_t at, size_t size)
 {
-	struct multicast *m;
+	CUresult ret = CUDA_ERROR_INVALID_VALUE;
 	struct bind **b;
-	bool found = false;
-	CUresult ret = enter();
 
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	m = multicast_of(handle);
 	for (b = m ? &m->binds : NULL; b && *b;) {
-		if ((*b)->dev == device_at(dev) && (*b)->at >= at && (*b)->at + (*b)->size <= at + size) {
+		if ((*b)->dev == dev && (*b)->at >= at && (*b)->at + (*b)->size <= at + size) {
 			unbind(b);
-			found = true;
+			ret = CUDA_SUCCESS;
 		} else {
 			b = &(*b)->next;
 		}
 	}
-	if (!found)
-		ret = CUDA_ERROR_INVALID_VALUE;
+	return ret;
+}
+
+EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice dev, size_t at, size_t size)
+{
+	CUresult ret = enter();
+
+	if (ret != CUDA_SUCCESS)
+		return ret;
+	ret = unbind_part(multicast_of(handle), device_at(dev), at, size);
 	leave();
 	return ret;
 }
