@@ -355,8 +355,9 @@ func TestKilledWithoutGpufenced(t *testing.T) {
 	f := start(t)
 	var longest time.Duration
 	takes, since := uint64(0), time.Now()
-	for round := 1; round <= max(1, min(n/1000, 10)); round++ {
-		for f.kills < round*min(n, 100) {
+	rounds := max(1, n/1000)
+	for round := 1; round <= rounds; round++ {
+		for f.kills < n*round/rounds {
 			f.shoot()
 			f.total()
 			time.Sleep(time.Duration(10+rand.IntN(20)) * time.Millisecond)
