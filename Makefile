@@ -290,7 +290,7 @@ PACKAGE_TEST_NEEDS := package:debootstrap package:rpm arm64-qemu
 .PHONY: test-packages
 test-packages: ## install, upgrade, roll back and purge the packages in a clean Debian; build them twice and compare
 	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS) $(PACKAGE_TEST_NEEDS)
-	@tests/programs/build nfpm >/dev/null
+	@tests/programs/build nfpm containerd >/dev/null
 	$(GOTEST) -count=1 -v -timeout 20m ./tests/packages
 
 .PHONY: clean

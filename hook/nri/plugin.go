@@ -490,7 +490,7 @@ func (p *Plugin) RemoveContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	c := readContainer(p.engineNow(), pod, ctr)
 	request, err := plan.Ask(c.input, p.set.Policy)
 	if err != nil || request.Action != plan.ActionPrepare {
-		return nil //nolint:nilerr // nothing was prepared for what is refused before that
+		return nil // nothing was prepared for what is refused before that
 	}
 	ctx, cancel := context.WithTimeout(ctx, claimTime)
 	defer cancel()

@@ -3,9 +3,10 @@
 package engines
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,7 @@ type pods struct {
 	s        *site
 	dir      string // on the disk
 	endpoint string
+	handler  string               // of the pods that start makes: "" is ours
 	ids      map[string][2]string // by name: pod and container
 }
 
@@ -41,43 +43,72 @@ func (c *pods) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// startPod makes a pod with one container by the CRI, as a kubelet does.
+// sandbox is what a pod has beside a request.
+type sandbox struct {
+	handler string // "" is ours
+	// gpu is the variable that a device plugin sets: by default the GPU's UUID.
+	gpu     string
+	cdi     string // device that the kubelet asks the engine for
+	without bool   // no variable
+}
+
+// start makes a pod with one container by the CRI, as a kubelet does.
 func (c *pods) start(ctx context.Context, r request) (begun, error) {
-	annotations := "{}"
-	if r.limit != "" {
-		annotations = `{"gpufence.dev/memory.max":` + strconv.Quote(r.limit) + `}`
+	k, err := c.startPod(ctx, r, sandbox{handler: c.handler})
+	if err != nil {
+		return nil, err
 	}
+	return k, nil
+}
+
+func (c *pods) startPod(ctx context.Context, r request, s sandbox) (criContainer, error) {
 	logs := filepath.Join(c.dir, "logs-"+r.name)
 	message := filepath.Join(c.dir, r.name+".termination")
 	if err := errors.Join(os.MkdirAll(logs, 0o755), os.WriteFile(message, nil, 0o666)); err != nil {
-		return nil, err
+		return criContainer{}, err
+	}
+	type object = map[string]any
+	linux := object{"security_context": object{"namespace_options": object{"network": 2, "pid": 1}}}
+	podSpec := object{
+		"metadata": object{"name": r.name, "namespace": "default", "uid": unique(r.name), "attempt": 0}, "log_directory": logs, "linux": linux,
+	}
+	if r.limit != "" {
+		podSpec["annotations"] = object{"gpufence.dev/memory.max": r.limit}
+	}
+	containerSpec := object{
+		"metadata": object{"name": "main"}, "image": object{"image": clientImage}, "command": r.command, "log_path": "main.log", "linux": linux,
+		"mounts": []object{{"container_path": "/dev/termination-log", "host_path": message}},
+	}
+	if !s.without {
+		containerSpec["envs"] = []object{{"key": "NVIDIA_VISIBLE_DEVICES", "value": cmp.Or(s.gpu, c.s.uuid)}}
+	}
+	if s.cdi != "" {
+		containerSpec["CDI_devices"] = []object{{"name": s.cdi}}
 	}
 	pod, container := filepath.Join(c.dir, r.name+"-pod.json"), filepath.Join(c.dir, r.name+".json")
-	podText := fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"default","uid":%q,"attempt":0},"log_directory":%q,"annotations":%s,
-"linux":{"security_context":{"namespace_options":{"network":2,"pid":1}}}}`, r.name, unique(r.name), logs, annotations)
-	command := make([]string, len(r.command))
-	for i, w := range r.command {
-		command[i] = strconv.Quote(w)
+	for file, spec := range map[string]object{pod: podSpec, container: containerSpec} {
+		text, err := json.Marshal(spec)
+		if err == nil {
+			err = os.WriteFile(file, text, 0o600)
+		}
+		if err != nil {
+			return criContainer{}, err
+		}
 	}
-	containerText := fmt.Sprintf(`{"metadata":{"name":"main"},"image":{"image":%q},"command":[%s],"log_path":"main.log","linux":{"security_context":{"namespace_options":{"network":2,"pid":1}}},
-"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":%q}],"mounts":[{"container_path":"/dev/termination-log","host_path":%q}]}`, clientImage, strings.Join(command, ","), c.s.uuid, message)
-	if err := errors.Join(os.WriteFile(pod, []byte(podText), 0o600), os.WriteFile(container, []byte(containerText), 0o600)); err != nil {
-		return nil, err
-	}
-	podID, err := c.crictl(ctx, "runp", "--runtime", handler, pod)
+	podID, err := c.crictl(ctx, "runp", "--runtime", cmp.Or(s.handler, handler), pod)
 	if err != nil {
-		return nil, err
+		return criContainer{}, err
 	}
 	podID = strings.TrimSpace(podID)
 	c.ids[r.name] = [2]string{podID, ""}
 	id, err := c.crictl(ctx, "create", podID, container, pod)
 	if err != nil {
-		return nil, err
+		return criContainer{}, err
 	}
 	id = strings.TrimSpace(id)
 	c.ids[r.name] = [2]string{podID, id}
 	if _, err := c.crictl(ctx, "start", id); err != nil {
-		return nil, err
+		return criContainer{}, err
 	}
 	return criContainer{c, id, filepath.Join(logs, "main.log"), message}, nil
 }

@@ -4,41 +4,22 @@ package engines
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/tests/documented"
 )
 
-// notHere are commands of the documentation that are not run, with the reason. One that no page has any more is
-// a failure.
-var notHere = map[string]string{
-	"docker run --rm --runtime gpufence --env NVIDIA_VISIBLE_DEVICES=all --annotation gpufence.dev/memory.max=4Gi my/cuda-app": "Debian's Docker 20.10 has no --annotation",
-}
-
-var (
-	consoleBlock = regexp.MustCompile("(?s)```console\n(.*?)```")
-	otherBlock   = regexp.MustCompile("(?s)```(yaml|ini)\n(.*?)```")
-)
-
-// commands are those of a page's console blocks: lines that begin with a prompt, with the lines that a backslash joins to them.
-func commands(text string) []string {
-	var out []string
-	for _, block := range consoleBlock.FindAllStringSubmatch(text, -1) {
-		for line := range strings.Lines(strings.ReplaceAll(block[1], "\\\n", "")) {
-			if command, ok := strings.CutPrefix(line, "# "); ok {
-				out = append(out, strings.TrimSpace(command))
-			}
-		}
-	}
-	return out
-}
+var otherBlock = regexp.MustCompile("(?s)```(yaml|ini|toml)\n(.*?)```")
 
 func page(t *testing.T, name string) string {
 	t.Helper()
@@ -54,55 +35,39 @@ func TestDocs(t *testing.T) {
 		t.Skip("SKIPPED: container engines are not short")
 	}
 	ctx := t.Context()
-	s := newSite(ctx, t, "containerd1", "containerd", "crictl")
-	found := map[string]bool{}
-	for _, one := range []struct {
-		page string
-		engine
-	}{
-		{"containerd.md", &containerd{set: "containerd", cri: true}},
-		{"crio.md", &crio{}},
-		{"docker.md", &docker{}},
-		{"podman.md", &podman{}},
-		{"run.md", &bare{}},
-	} {
-		t.Run(one.page, func(t *testing.T) {
-			t.Cleanup(func() { one.down(t) })
-			one.up(ctx, t, s)
-			list := commands(page(t, one.page))
-			if len(list) < 2 {
-				t.Fatalf("%s has only the commands %q", one.page, list)
-			}
-			for _, command := range list {
-				if why, ok := notHere[command]; ok {
-					found[command] = true
-					t.Logf("not run: %s: %s", command, why)
-					continue
-				}
-				if err := runDocumented(ctx, s, one.engine, command); err != nil {
-					t.Errorf("%s: %v", command, err)
-				} else {
-					t.Logf("ran: %s", command)
-				}
-			}
-		})
-	}
-	for command := range notHere {
-		if !found[command] {
-			t.Errorf("no page has the command %q, which is said not to be run", command)
+	s := newSite(ctx, t, "containerd", "crictl")
+	documented.Run(t, "tests/engines", func(t *testing.T, page string) func(string) error {
+		one, ok := map[string]engine{
+			"README.md":          &containerd{set: "containerd"},
+			"docs/containerd.md": &containerd{set: "containerd", cri: true},
+			"docs/crio.md":       &crio{},
+			"docs/docker.md":     &docker{},
+			"docs/podman.md":     &podman{},
+			"docs/run.md":        &bare{},
+			"docs/semantics.md":  &bare{},
+			"docs/nri.md":        &nri{},
+		}[page]
+		if !ok {
+			t.Fatalf("no engine is known for %s", page)
 		}
-	}
+		t.Cleanup(func() { one.down(t) })
+		one.up(ctx, t, s)
+		return func(command string) error { return runDocumented(ctx, s, one, page, command) }
+	})
 }
 
 // runDocumented runs a command as it stands, but for places: where this machine's engine would be, the test's is.
-func runDocumented(ctx context.Context, s *site, e engine, command string) error {
+func runDocumented(ctx context.Context, s *site, e engine, page, command string) error {
 	var env []string
+	if page == "docs/semantics.md" { // what is typed inside a container
+		command = "gpufence run --memory.max 4Gi -- " + command
+	}
 	words := strings.Fields(strings.NewReplacer(
 		"docker.io/my/cuda-app:latest", clientImage, "my/cuda-app", clientImage, "/usr/bin/gpufence-runtime", filepath.Join(s.dist, "bin/gpufence-runtime"),
 		// There is no systemd here; what it would have done is tested with gpufence install.
 		"--restart-mode systemd", "--restart-mode none",
 		// The simulated GPU is small.
-		"memory.max=4Gi", "memory.max=1Gi", "MEMORY_MAX=4Gi", "MEMORY_MAX=1Gi", "=all", "=0", "python3 train.py", "/bin/true",
+		"memory.max=4Gi", "memory.max=1Gi", "memory.max 4Gi", "memory.max 1Gi", "MEMORY_MAX=4Gi", "MEMORY_MAX=1Gi", "=all", "=0", "python3 train.py", "/bin/true",
 	).Replace(command))
 	program, args := words[0], words[1:]
 	switch e := e.(type) {
@@ -125,6 +90,14 @@ func runDocumented(ctx context.Context, s *site, e engine, command string) error
 			}
 			return err
 		}
+	case *nri:
+		// It has run since the engine was up.
+		if got := append([]string{filepath.Base(e.plugin.cmd.Path)}, e.plugin.cmd.Args[1:]...); !slices.Equal(got, e.replaced(words)) {
+			return fmt.Errorf("the plugin of the test is %q", got)
+		}
+		_, err := e.holds(ctx, "documented", sandbox{})
+		err = errors.Join(err, e.pods.remove(ctx, "documented"))
+		return err
 	case *crio:
 		args = append(args, "--config", filepath.Join(e.dir, "crio.conf"))
 	case *bare:
@@ -141,7 +114,11 @@ func runDocumented(ctx context.Context, s *site, e engine, command string) error
 		if program == "podman" {
 			program = e.path
 			global := e.global()
-			args = append(append(global[:len(global)-2:len(global)-2], "--hooks-dir", filepath.Join(e.dir, "oci/hooks.d")), append([]string{args[0],
+			global = append(global[:len(global)-2:len(global)-2], "--hooks-dir", filepath.Join(e.dir, "oci/hooks.d"))
+			if !strings.Contains(command, "--runtime") {
+				global = append(global, "--runtime", "runc") // where there is crun it comes first, and refuses hybrid cgroups
+			}
+			args = append(global, append([]string{args[0],
 				"--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"}, args[1:]...)...)
 		} else {
 			args = append(args, "--config", filepath.Join(e.dir, "containers.conf"))
@@ -153,7 +130,10 @@ func runDocumented(ctx context.Context, s *site, e engine, command string) error
 	if program == "gpufence" {
 		program = filepath.Join(s.dist, "bin/gpufence")
 	}
-	_, err := runEnv(ctx, env, program, args...)
+	out, err := runEnv(ctx, env, program, args...)
+	if err == nil && page == "docs/semantics.md" && !strings.HasPrefix(out, s.uuid+" ") {
+		err = fmt.Errorf("it printed %q", out)
+	}
 	if p, ok := e.(*podman); ok && err == nil && strings.Contains(command, "--hooks") {
 		err = p.tellHook()
 	}

@@ -76,6 +76,9 @@ func unique(name string) string { return fmt.Sprintf("gpufence-engines-%d-%s", o
 type containerd struct {
 	set string // of tests/programs
 	cri bool
+	// edit changes the configuration; nil leaves it as an administrator would have it. What it is for is in the folder's name.
+	edit func(string) string
+	use  string
 
 	s      *site
 	dir    string // on the disk
@@ -91,7 +94,8 @@ func (c *containerd) is() quota.Engine {
 }
 
 func (c *containerd) bin(name string) string { return c.s.bins[c.set+"/"+name] }
-func (c *containerd) sock() string           { return c.s.Path(c.set + ".sock") }
+func (c *containerd) name() string           { return c.set + c.use }
+func (c *containerd) sock() string           { return c.s.Path(c.name() + ".sock") }
 
 // The two generations' files, as an administrator would have them.
 var containerdConfig = map[string]string{
@@ -137,23 +141,52 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 }
 
 func (c *containerd) up(ctx context.Context, t *testing.T, s *site) {
-	c.s, c.dir = s, filepath.Join(s.disk, c.set)
+	c.configure(t, s)
+	c.install(ctx, t)
+	must(t, c.run(ctx))
+	must(t, c.load(ctx))
+}
+
+func (c *containerd) configure(t *testing.T, s *site) {
+	t.Helper()
+	c.s, c.dir = s, filepath.Join(s.disk, c.name())
 	c.pods = pods{s: s, dir: c.dir, endpoint: "unix://" + c.sock(), ids: map[string][2]string{}}
 	must(t, errors.Join(os.MkdirAll(filepath.Join(c.dir, "conf.d"), 0o755), os.MkdirAll(filepath.Join(c.dir, "cni"), 0o755)))
-	text := strings.NewReplacer("@DIR@", c.dir, "@STATE@", s.Path(c.set), "@SOCK@", c.sock(), "@PAUSE@", pauseImage).Replace(containerdConfig[c.set])
-	must(t, os.WriteFile(filepath.Join(c.dir, "config.toml"), []byte(text), 0o600))
-	_, err := s.gpufence(ctx, "install", "--runtime", "containerd", "--config", filepath.Join(c.dir, "config.toml"), "--executable-path", c.bin("containerd"), "--validate", "always")
+	text := strings.NewReplacer("@DIR@", c.dir, "@STATE@", s.Path(c.name()), "@SOCK@", c.sock(), "@PAUSE@", pauseImage).Replace(containerdConfig[c.set])
+	if c.edit != nil {
+		text = c.edit(text)
+	}
+	must(t, os.WriteFile(c.config(), []byte(text), 0o600))
+}
+
+func (c *containerd) config() string { return filepath.Join(c.dir, "config.toml") }
+
+func (c *containerd) install(ctx context.Context, t *testing.T) {
+	t.Helper()
+	_, err := c.s.gpufence(ctx, "install", "--runtime", "containerd", "--config", c.config(), "--executable-path", c.bin("containerd"), "--validate", "always")
 	must(t, err)
-	c.daemon, err = start(c.set, filepath.Join(c.dir, "log"), []string{gpufenceEnv(s), "PATH=" + filepath.Dir(c.bin("containerd")) + ":" + os.Getenv("PATH")},
-		c.bin("containerd"), "-c", filepath.Join(c.dir, "config.toml"))
-	must(t, err)
-	must(t, c.daemon.ready(ctx, func() error { _, err := c.pods.crictl(ctx, "info", "-q"); return err }))
+}
+
+// run starts it with the configuration as it is.
+func (c *containerd) run(ctx context.Context) (err error) {
+	c.daemon, err = start(c.set, filepath.Join(c.dir, "log"), []string{gpufenceEnv(c.s), "PATH=" + filepath.Dir(c.bin("containerd")) + ":" + os.Getenv("PATH")},
+		c.bin("containerd"), "-c", c.config())
+	if err != nil {
+		return err
+	}
+	return c.daemon.ready(ctx, func() error { _, err := c.pods.crictl(ctx, "info", "-q"); return err })
+}
+
+// load gives it the images.
+func (c *containerd) load(ctx context.Context) error {
 	for _, ns := range []string{"k8s.io", "default"} {
-		for _, image := range s.images {
-			_, err := s.run(ctx, c.bin("ctr"), "-a", c.sock(), "-n", ns, "images", "import", image)
-			must(t, err)
+		for _, image := range c.s.images {
+			if _, err := c.s.run(ctx, c.bin("ctr"), "-a", c.sock(), "-n", ns, "images", "import", image); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
 }
 
 func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
@@ -205,7 +238,7 @@ func (c *containerd) down(t *testing.T) {
 		t.Error(err)
 	}
 	killLeft(t, c.sock())
-	for _, dir := range []string{c.dir, c.s.Path(c.set)} {
+	for _, dir := range []string{c.dir, c.s.Path(c.name())} {
 		if left, err := unmountBelow(dir); len(left) > 0 || err != nil {
 			t.Errorf("left mounted: %q %v", left, err)
 		}

@@ -38,6 +38,8 @@ func TestEngines(t *testing.T) {
 		{"containerd 1.7, crictl", &containerd{set: "containerd1", cri: true}},
 		{"containerd 2, ctr", &containerd{set: "containerd"}},
 		{"containerd 2, crictl", &containerd{set: "containerd", cri: true}},
+		{"containerd 1.7, NRI", &nri{containerd: containerd{set: "containerd1"}}},
+		{"containerd 2, NRI", &nri{containerd: containerd{set: "containerd"}}},
 		{"CRI-O", &crio{}},
 		{"Docker 20.10", &docker{}},
 		{"Podman", &podman{}},
@@ -285,7 +287,8 @@ func (b *bench) daemonDown(ctx context.Context, t *testing.T) {
 	took := time.Since(begun)
 	must(t, b.StartDaemon(ctx))
 	t.Logf("after %.1f s: %s", took.Seconds(), said)
-	if took < 2*time.Second {
+	// NRI has no time to wait: its engine asks for an answer within 2 s.
+	if _, ok := b.engine.(*nri); !ok && took < 2*time.Second {
 		t.Errorf("it waited %s for gpufenced, want 2 s", took)
 	}
 	b.words["down"] = trim(said, b.Socket)
