@@ -3,7 +3,9 @@
 package guesses
 
 import (
+	"bytes"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -106,6 +108,29 @@ func TestEveryGuessIsNamed(t *testing.T) {
 	for id := range known {
 		if !named[id] {
 			t.Errorf("%s is in the list, and nothing that is modelled is marked with it", id)
+		}
+	}
+}
+
+// TestEveryGuessHasAProbe: what runs on hardware names each, so that none is only documented.
+func TestEveryGuessHasAProbe(t *testing.T) {
+	var sources []byte
+	for _, glob := range []string{"../../hardware/*.go", "../../hardware/probe/*.c"} {
+		files, err := filepath.Glob(glob)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("find %s: %v %v", glob, files, err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources = append(sources, text...)
+		}
+	}
+	for _, g := range all(t) {
+		if !bytes.Contains(sources, []byte(`"`+g.ID+`"`)) {
+			t.Errorf("%s: nothing in tests/hardware answers it", g.ID)
 		}
 	}
 }
