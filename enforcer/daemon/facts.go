@@ -90,12 +90,9 @@ func (f *facts) look() bool {
 	return err == nil
 }
 
-// lives says that a container's first process has not exited. False says only that it must be looked
-// at.
+// lives says that a container's first process had not exited when exits were looked for last, which
+// must have been possible. False says only that it must be looked at.
 func (f *facts) lives(pid int, start uint64) bool {
-	if !f.look() {
-		return false
-	}
 	p := f.firsts[pid]
 	if p != nil && (p.ended || p.start != start) {
 		f.dropFirst(pid)

@@ -167,10 +167,7 @@ func (d *Daemon) granted(uuid string) bool {
 	if g != nil && len(g.draining) > 0 {
 		return true
 	}
-	for _, p := range d.reg.Pods() {
-		if p.GPUIndex(uuid) < 0 {
-			continue
-		}
+	for _, p := range d.reg.PodsOn(uuid) {
 		for _, c := range p.Containers {
 			if c.State == registry.Running || c.Holds(uuid) {
 				return true
@@ -227,9 +224,12 @@ func (d *Daemon) tick(asked bool) time.Duration {
 		d.lastIdl = now
 	}
 	d.sample++
-	for name, rt := range d.runtime {
-		p := d.reg.Pod(name)
-		moves := p == nil || d.mayNumber(p, rt, waits, now)
+	pods := d.reg.Pods()
+	for i, rt := range d.allPages.of(d, pods) {
+		if rt == nil {
+			continue
+		}
+		moves := d.mayNumber(pods[i], rt, waits, now)
 		if moves {
 			rt.number, rt.numbered = d.sample, now
 		}

@@ -480,7 +480,7 @@ func (d *Daemon) makeRoom(g *gpuState, pod *registry.Pod, short uint64) bool {
 		in.For = pod.ID()
 	}
 	uuid := g.info.UUID
-	for _, p := range d.podsOn(uuid) {
+	for _, p := range d.reg.PodsOn(uuid) {
 		in.Guarantees[p.ID()] = p.MinBytes(uuid)
 		for _, c := range p.Containers {
 			if c.State == registry.Running && hasGPU(c, uuid) {
@@ -557,7 +557,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 		p.Asked, p.Limits = map[string]quota.Limits{}, map[string]quota.Limits{}
 	}
 	for _, g := range grant.GPUs {
-		if err := p.AddGPU(g.UUID); err != nil {
+		if err := d.reg.AddGPU(p, g.UUID); err != nil {
 			return undo(quota.NewError(quota.CodePages, "the container cannot be accounted: %w", err))
 		}
 		asked, given := grant.Pod[g.UUID]
@@ -832,6 +832,7 @@ func (d *Daemon) runtimeOf(p *registry.Pod) *podRuntime {
 	if rt == nil {
 		rt = &podRuntime{containers: map[uint32]*ledger.Container{}, owners: map[slotKey]*slotOwner{}, published: map[uint32]time.Duration{}}
 		d.runtime[p.Name] = rt
+		d.runtimes++
 	}
 	return rt
 }

@@ -420,6 +420,7 @@ func (d *Daemon) remove(c *registry.Container) {
 			g.machine.ForgetPod(p.ID())
 		}
 		delete(d.runtime, p.Name)
+		d.runtimes++
 		delete(d.dirty, p.Name)
 		if err := d.store.Delete(p.Name); err != nil {
 			d.once("state", err)
@@ -433,11 +434,12 @@ func (d *Daemon) remove(c *registry.Container) {
 // long ago.
 func (d *Daemon) collect() {
 	d.dropGone()
-	now := d.now()
+	now, told := d.now(), d.facts.look()
+	d.collected++
 	for _, c := range d.reg.Containers() {
 		switch c.State {
 		case registry.Running:
-			if d.isGone(c) {
+			if d.isGone(c, told) {
 				d.end(c)
 			}
 		case registry.Prepared:
@@ -478,8 +480,15 @@ func (d *Daemon) draining(c *registry.Container) bool {
 
 // isGone says whether a running container has ended without an unregister: its cgroup is gone, or
 // nothing has lived in it for a while (an engine may keep the cgroup of a container whose processes
-// have exited).
-func (d *Daemon) isGone(c *registry.Container) bool {
+// have exited). told: exits were told until now.
+func (d *Daemon) isGone(c *registry.Container, told bool) bool {
+	lives := told && d.facts.lives(c.PID, c.Start)
+	// The cgroup that a living process is in stays. Not all have to be looked at for a process that
+	// was moved to another.
+	if lives && (d.collected+c.Start)%cgroupEvery != 0 {
+		delete(d.empty, c.ID())
+		return false
+	}
 	exists, err := d.host.Exists(*c.Cgroup)
 	if err != nil {
 		d.once("cgroup "+c.Cgroup.Path, err)
@@ -488,7 +497,7 @@ func (d *Daemon) isGone(c *registry.Container) bool {
 	if !exists {
 		return true
 	}
-	if d.facts.lives(c.PID, c.Start) || d.aliveInit(c) {
+	if lives || d.aliveInit(c) {
 		delete(d.empty, c.ID())
 		return false
 	}

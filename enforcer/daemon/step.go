@@ -27,13 +27,14 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	uuid := g.info.UUID
 	before := g.sample.Processes
 	g.inFlight, g.have = false, true
-	pods := d.podsOn(uuid)
-	for _, p := range pods {
-		if rt := d.runtime[p.Name]; rt != nil && rt.pages != nil {
+	pods := d.reg.PodsOn(uuid)
+	pages := g.pages.of(d, pods)
+	for i, p := range pods {
+		if rt := pages[i]; rt != nil && rt.pages != nil {
 			d.readLedger(p, rt)
 		}
 	}
-	if now := d.mono(); d.repeats(g, number, &s, pods, now) {
+	if now := d.mono(); d.repeats(g, number, &s, pods, pages, now) {
 		d.repeat(g, number, s, now)
 		return
 	}
@@ -43,8 +44,8 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	if !d.cfg.KillMPS {
 		info.Spared = s.MPS
 	}
-	for _, p := range pods {
-		if rt := d.runtime[p.Name]; rt != nil && rt.pages != nil {
+	for i, p := range pods {
+		if rt := pages[i]; rt != nil && rt.pages != nil {
 			in.Slots = d.slotFacts(in.Slots, p, rt, uuid, number)
 		}
 	}
@@ -152,17 +153,6 @@ func hasGPU(c *registry.Container, uuid string) bool {
 		}
 	}
 	return false
-}
-
-// podsOn are the pods that have a GPU, by name.
-func (d *Daemon) podsOn(uuid string) []*registry.Pod {
-	var out []*registry.Pod
-	for _, p := range d.reg.Pods() {
-		if p.GPUIndex(uuid) >= 0 {
-			out = append(out, p)
-		}
-	}
-	return out
 }
 
 func (d *Daemon) containerFact(c *registry.Container, uuid string) policy.ContainerFact {

@@ -43,8 +43,11 @@ func (d *Daemon) runFreezer(ctx context.Context) {
 	for {
 		d.mu.Lock()
 		slice, share := d.cfg.FreezeSlice, d.cfg.FreezeShare
-		d.mu.Unlock()
 		period := freezePeriod(slice, share)
+		if d.pol.FreezeShare <= 0 && len(d.freezing) == 0 {
+			period = max(period, housekeeping) // nobody is slowed so; a new configuration may say so
+		}
+		d.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return

@@ -4,10 +4,16 @@ package gpu
 
 /*
 #cgo linux CFLAGS: -D_GNU_SOURCE
-#cgo linux LDFLAGS: -ldl
+#cgo linux LDFLAGS: -ldl -pthread
 #include <dlfcn.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #define LISTS 3
 #define INSUFFICIENT_SIZE 7
@@ -23,9 +29,14 @@ struct calls {
 	int (*memory)(void *, struct memory *);
 };
 
-// What one device says. It is C's memory: a call that hangs goes on to own it.
+// What one device says, and the thread that asks it. It is C's memory: a call that hangs goes on to
+// own it.
 struct answer {
 	void *device;
+	const struct calls *calls; // of the question that is being asked
+	sem_t question;            // posted for each
+	int told;                  // an eventfd, written when the answer is there
+	atomic_int quit;
 	int list_ret[LISTS];
 	unsigned int count[LISTS], room[LISTS];
 	struct row *rows[LISTS];
@@ -79,26 +90,6 @@ static int drop_calls(struct calls *c)
 	return ret;
 }
 
-static struct answer *find_device(const struct calls *c, const char *uuid)
-{
-	struct answer *a = calloc(1, sizeof(*a));
-
-	if (a && c->handle(uuid, &a->device) != 0) {
-		free(a);
-		return NULL;
-	}
-	return a;
-}
-
-static void drop_device(struct answer *a)
-{
-	int i;
-
-	for (i = 0; i < LISTS; i++)
-		free(a->rows[i]);
-	free(a);
-}
-
 // Asks for one list, with more room for as long as there are more rows than it had. NVML says how
 // many there are; a few more may have come until it is asked again.
 static int ask_list(const struct calls *c, struct answer *a, int i)
@@ -141,6 +132,71 @@ static void ask(const struct calls *c, struct answer *a)
 	a->memory.version = sizeof(a->memory) | 2 << 24;
 	a->memory_ret = c->memory(a->device, &a->memory);
 }
+static void *answer_questions(void *arg)
+{
+	struct answer *a = arg;
+	int i;
+
+	pthread_setname_np(pthread_self(), "nvml");
+	for (;;) {
+		while (sem_wait(&a->question) != 0)
+			;
+		if (atomic_load(&a->quit))
+			break;
+		ask(a->calls, a);
+		eventfd_write(a->told, 1);
+	}
+	for (i = 0; i < LISTS; i++)
+		free(a->rows[i]);
+	sem_destroy(&a->question);
+	close(a->told);
+	free(a);
+	return NULL;
+}
+
+// told is the caller's to close if it is NULL.
+static struct answer *find_device(const struct calls *c, const char *uuid, int told)
+{
+	struct answer *a = calloc(1, sizeof(*a));
+	sigset_t all, old;
+	pthread_attr_t attr;
+	pthread_t thread;
+	int failed;
+
+	if (!a)
+		return NULL;
+	if (c->handle(uuid, &a->device) != 0) {
+		free(a);
+		return NULL;
+	}
+	a->told = told;
+	sem_init(&a->question, 0, 0);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	sigfillset(&all); // signals are for Go's threads
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	failed = pthread_create(&thread, &attr, answer_questions, a);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	pthread_attr_destroy(&attr);
+	if (failed) {
+		sem_destroy(&a->question);
+		free(a);
+		return NULL;
+	}
+	return a;
+}
+
+static void drop_device(struct answer *a)
+{
+	atomic_store(&a->quit, 1);
+	sem_post(&a->question);
+}
+
+static void put_question(const struct calls *c, struct answer *a)
+{
+	a->calls = c;
+	sem_post(&a->question);
+}
 */
 import "C"
 
@@ -148,18 +204,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"runtime"
 	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 )
 
-// calls are NVML's calls that a sample makes, asked in one go. The binding asks for a list of N
-// processes in log2 N calls, as it begins with room for one row each time, and every call that
-// blocks costs a change of threads: with hundreds of processes that was most of what gpufenced
-// used. nil: the binding's calls are used.
+// calls are NVML's calls that a sample makes, asked in one go by a thread of each device's own. The
+// binding asks for a list of N processes in log2 N calls, as it begins with room for one row each
+// time; and a call that blocks inside of Go's scheduler keeps one of its processors until a thread
+// that polls for that takes it away. Together that was most of what gpufenced used.
+// nil: the binding's calls are used.
 type calls struct {
 	mu sync.RWMutex // held for reading while NVML is asked
 	c  *C.struct_calls
@@ -200,7 +259,9 @@ func (c *calls) drop(patience time.Duration) error {
 // asked is a device as [calls] know it.
 type asked struct {
 	calls  *calls
+	mu     sync.Mutex // held over a question
 	answer *C.struct_answer
+	told   *os.File // an eventfd: it can be read when the answer is there
 }
 
 // device finds a GPU or an instance. nil if it cannot be had this way.
@@ -212,8 +273,20 @@ func (c *calls) device(uuid string) *asked {
 	}
 	name := C.CString(uuid)
 	defer C.free(unsafe.Pointer(name))
-	a := &asked{calls: c, answer: C.find_device(c.c, name)}
-	if a.answer == nil {
+	told, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil
+	}
+	// The thread has one of its own, as it may outlive what Go knows of it.
+	theirs, err := unix.FcntlInt(uintptr(told), unix.F_DUPFD_CLOEXEC, 0)
+	a := &asked{calls: c, told: os.NewFile(uintptr(told), "NVML's answer")}
+	if err == nil {
+		if a.answer = C.find_device(c.c, name, C.int(theirs)); a.answer == nil {
+			err = unix.Close(theirs)
+		}
+	}
+	if err != nil || a.answer == nil {
+		_ = a.told.Close() // nobody has it
 		return nil
 	}
 	// Nobody can be inside a call with it once it cannot be reached: a call keeps it alive.
@@ -232,37 +305,52 @@ func (d *device) Answer() (a Answer, ok bool) {
 	if c.c == nil {
 		return a.failed(fmt.Errorf("ask NVML: %w", fs.ErrClosed)), true
 	}
-	c.ask(d, &a)
+	d.asked.mu.Lock()
+	defer d.asked.mu.Unlock()
+	if err := d.asked.ask(c.c); err != nil {
+		return a.failed(err), true
+	}
+	d.asked.read(d, &a)
 	return a, true
 }
 
-func (c *calls) ask(d *device, a *Answer) {
-	raw := d.asked.answer
-	C.ask(c.c, raw)
+// ask puts the question and waits for the answer, which outlives whoever waits for it.
+func (a *asked) ask(c *C.struct_calls) error {
+	C.put_question(c, a.answer)
+	var count [8]byte
+	if _, err := a.told.Read(count[:]); err != nil {
+		return fmt.Errorf("wait for NVML: %w", err)
+	}
+	return nil
+}
+
+// read takes the answer over.
+func (a *asked) read(d *device, to *Answer) {
+	raw := a.answer
 	for i, list := range Lists {
 		r := nvml.Return(raw.list_ret[i])
 		if listMissing(list, r) {
 			continue
 		}
-		if a.Err[i] = check(listCalls[list], r); a.Err[i] != nil {
+		if to.Err[i] = check(listCalls[list], r); to.Err[i] != nil {
 			continue
 		}
 		if raw.count[i] > raw.room[i] {
-			a.Err[i] = fmt.Errorf("%s: answered %d rows, there was room for %d", listCalls[list], raw.count[i], raw.room[i])
+			to.Err[i] = fmt.Errorf("%s: answered %d rows, there was room for %d", listCalls[list], raw.count[i], raw.room[i])
 			continue
 		}
 		for _, row := range unsafe.Slice(raw.rows[i], raw.count[i]) {
 			if p, ours := d.process(uint32(row.pid), uint64(row.used), uint32(row.gpu_instance)); ours {
-				a.Rows[i] = append(a.Rows[i], p)
+				to.Rows[i] = append(to.Rows[i], p)
 			}
 		}
 	}
 	m := &raw.memory
 	switch r := nvml.Return(raw.memory_ret); r {
 	case nvml.SUCCESS:
-		a.Memory = memoryV2(uint64(m.total), uint64(m.reserved), uint64(m.free), uint64(m.used))
+		to.Memory = memoryV2(uint64(m.total), uint64(m.reserved), uint64(m.free), uint64(m.used))
 	default:
-		a.Memory, a.MemoryErr = d.Memory() // knows what to do where the new call is not supported
+		to.Memory, to.MemoryErr = d.Memory() // knows what to do where the new call is not supported
 	}
-	runtime.KeepAlive(d.asked)
+	runtime.KeepAlive(a)
 }

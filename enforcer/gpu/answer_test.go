@@ -4,8 +4,10 @@ package gpu_test
 
 import (
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -80,4 +82,51 @@ func TestAnswer(t *testing.T) {
 	if a, ok := d.Answer(); !ok || a.MemoryErr == nil || a.Err[0] == nil {
 		t.Errorf("after Shutdown: %+v", a)
 	}
+}
+
+// The thread that asks a device ends with what is known of it: GPUs are found again after each reset.
+func TestThreadsEnd(t *testing.T) {
+	dir, _ := simtest.Start(t, "--gpus", "3", "--memory", "16GiB")
+	t.Setenv("SIMGPU_DIR", dir)
+	threads := func() (count int) {
+		names, err := filepath.Glob("/proc/self/task/*/comm")
+		if err != nil || len(names) == 0 {
+			t.Fatalf("no threads: %v", err)
+		}
+		for _, n := range names {
+			if text, err := os.ReadFile(n); err == nil && string(text) == "nvml\n" { // else it has ended
+				count++
+			}
+		}
+		return count
+	}
+	await := func(want int) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); threads() != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d threads ask NVML, want %d", threads(), want)
+			}
+			runtime.GC()
+		}
+	}
+	await(0) // of other tests
+	lib := gpu.Open(simtest.Dist(t, "simgpu/libnvidia-ml.so.1"))
+	if err := lib.Init(); err != nil {
+		t.Fatal(err)
+	}
+	devices, err := lib.Devices()
+	if err != nil || len(devices) != 3 {
+		t.Fatalf("%v, %v", devices, err)
+	}
+	await(3)
+	for _, d := range devices {
+		if s := gpu.NewSampler(d).Sample(t.Context()); !s.Complete() {
+			t.Errorf("%+v (%s)", s, s.Why())
+		}
+	}
+	runtime.KeepAlive(devices)
+	if err := lib.Shutdown(); err != nil {
+		t.Error(err)
+	}
+	await(0)
 }

@@ -34,6 +34,10 @@ type Ledger struct {
 	// byte has changed, nothing has to be judged again.
 	kept []byte
 	last *Snapshot
+	// front is, one behind the other, what of kept belongs to the first frontGPUs: a pod's pages and
+	// what they are compared with are out of the caches each time.
+	front     []byte
+	frontGPUs int
 	// page is the ledger as its pod sees it. It is only ever compared with kept, to see whether it
 	// must be read at all; under a pod that cuts the file that is an error, as everywhere.
 	page  *mapping
@@ -147,14 +151,25 @@ func (l *Ledger) unchanged(gpus int) bool {
 		}
 		l.page = m
 	}
+	part := slotGPU + gpus*slotGPUBytes
+	want, size := l.kept, slotBytes
+	if gpus < GPUs && l.frontGPUs != gpus {
+		l.frontGPUs, l.front = gpus, append(l.front[:0], l.kept[:headerBytes]...)
+		for slots := l.kept[headerBytes:]; len(slots) > 0; slots = slots[slotBytes:] {
+			l.front = append(l.front, slots[:part]...)
+		}
+	}
+	if gpus < GPUs {
+		want, size = l.front, part
+	}
 	same := false
 	err := l.page.guarded(func() error {
-		part := slotGPU + gpus*slotGPUBytes
-		slots := l.kept[headerBytes:]
-		same = l.page.same(0, l.kept[:headerBytes]) && l.page.same(int(slotOffset(l.slots)), slots[l.high*slotBytes:][:part])
+		same = l.page.same(0, want[:headerBytes])
+		slots := want[headerBytes:]
 		for i := 0; i < l.high && same; i++ {
-			same = l.page.same(int(slotOffset(i)), slots[i*slotBytes:][:part])
+			same = l.page.same(int(slotOffset(i)), slots[i*size:][:size])
 		}
+		same = same && l.page.same(int(slotOffset(l.slots)), slots[l.high*size:])
 		return nil
 	})
 	return err == nil && same
@@ -203,7 +218,7 @@ func (l *Ledger) read(gpus int) error {
 		return &BrokenError{Path: l.path, Why: why}
 	}
 	l.kept = append(append(append(l.kept[:0], header...), slots...), overflow...)
-	l.last = s
+	l.last, l.frontGPUs = s, 0
 	return nil
 }
 

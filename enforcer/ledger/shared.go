@@ -39,8 +39,13 @@ func mapToRead(f *os.File, length int) (*mapping, error) {
 // same compares with private bytes, word by word. A word that changes meanwhile is the old one or
 // the new one; nothing that is read stays.
 func (m *mapping) same(offset int, private []byte) bool {
+	if len(private) == 0 {
+		return true
+	}
+	_ = m.data[offset+len(private)-1]
+	shared, ours := unsafe.Pointer(&m.data[offset]), unsafe.Pointer(&private[0]) //nolint:gosec // lengths and offsets are multiples of 8
 	for i := 0; i < len(private); i += 8 {
-		if m.load(offset+i) != *(*uint64)(unsafe.Pointer(&private[i])) { //nolint:gosec // lengths and offsets are multiples of 8
+		if atomic.LoadUint64((*uint64)(unsafe.Add(shared, i))) != *(*uint64)(unsafe.Add(ours, i)) {
 			return false
 		}
 	}

@@ -277,8 +277,8 @@ func (p *Pod) PodLimits(uuid string) quota.Limits { return limitsOn(p.Limits, uu
 // GPUIndex is a GPU's index in the pod, -1 if it has none.
 func (p *Pod) GPUIndex(uuid string) int { return slices.Index(p.GPUs, uuid) }
 
-// AddGPU gives a GPU an index in the pod.
-func (p *Pod) AddGPU(uuid string) error {
+// AddGPU gives a GPU an index in a pod.
+func (r *Registry) AddGPU(p *Pod, uuid string) error {
 	if p.GPUIndex(uuid) >= 0 {
 		return nil
 	}
@@ -286,6 +286,7 @@ func (p *Pod) AddGPU(uuid string) error {
 		return fmt.Errorf("add GPU %s: the pod has %d already, more do not fit into its ledger", uuid, ledger.GPUs)
 	}
 	p.GPUs = append(p.GPUs, uuid)
+	r.onGPU = nil
 	return nil
 }
 
@@ -353,13 +354,14 @@ func limitsOn(m map[string]quota.Limits, uuid string) quota.Limits {
 type Registry struct {
 	pods map[string]*Pod
 	keys map[api.ContainerKey]*Container
-	// Both in their order, nil when something was added or removed: every sample goes through them.
+	// These in their order, nil when something was added or removed: every sample goes through them.
 	sortedPods       []*Pod
 	sortedContainers []*Container
+	onGPU            map[string][]*Pod
 }
 
 // changed drops what was sorted.
-func (r *Registry) changed() { r.sortedPods, r.sortedContainers = nil, nil }
+func (r *Registry) changed() { r.sortedPods, r.sortedContainers, r.onGPU = nil, nil, nil }
 
 // New makes an empty one.
 func New() *Registry {
@@ -388,6 +390,19 @@ func (r *Registry) Pods() []*Pod {
 		r.sortedPods = slices.SortedFunc(maps.Values(r.pods), func(a, b *Pod) int { return cmp.Compare(a.Name, b.Name) })
 	}
 	return r.sortedPods
+}
+
+// PodsOn are those that have a GPU, by name. The slice is not to be changed; it stays as it is.
+func (r *Registry) PodsOn(uuid string) []*Pod {
+	if r.onGPU == nil {
+		r.onGPU = map[string][]*Pod{}
+		for _, p := range r.Pods() {
+			for _, uuid := range p.GPUs {
+				r.onGPU[uuid] = append(r.onGPU[uuid], p)
+			}
+		}
+	}
+	return r.onGPU[uuid]
 }
 
 // Containers are all of them, the newest last. The slice is not to be changed; it stays as it is.

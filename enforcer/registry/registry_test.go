@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func put(t *testing.T, r *Registry, id, pod, name string, state State) *Containe
 		c.PID, c.Start, c.Cgroup = 17, 4711, &act.Cgroup{Hierarchy: "freezer", Path: "/x/" + id, Inode: 5, BootID: "boot"}
 	}
 	r.Add(p, c)
-	if err := p.AddGPU(gpu); err != nil {
+	if err := r.AddGPU(p, gpu); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -392,17 +393,66 @@ func TestMinBytes(t *testing.T) {
 }
 
 func TestGPUIndex(t *testing.T) {
-	p := &Pod{}
+	r, p := New(), &Pod{}
 	for i := range ledger.GPUs {
-		if err := p.AddGPU(fmt.Sprint(i)); err != nil || p.GPUIndex(fmt.Sprint(i)) != i {
+		if err := r.AddGPU(p, fmt.Sprint(i)); err != nil || p.GPUIndex(fmt.Sprint(i)) != i {
 			t.Fatalf("GPU %d: index %d, %v", i, p.GPUIndex(fmt.Sprint(i)), err)
 		}
 	}
-	if err := p.AddGPU("3"); err != nil || p.GPUIndex("3") != 3 {
+	if err := r.AddGPU(p, "3"); err != nil || p.GPUIndex("3") != 3 {
 		t.Errorf("again: %v", err)
 	}
-	if err := p.AddGPU("one more"); err == nil || p.GPUIndex("one more") != -1 {
+	if err := r.AddGPU(p, "one more"); err == nil || p.GPUIndex("one more") != -1 {
 		t.Error("a seventeenth GPU fits")
+	}
+}
+
+// PodsOn must never show an older state: a sample judges by it.
+func TestPodsOn(t *testing.T) {
+	r := New()
+	names := func(uuid string) (names []string) {
+		for _, p := range r.PodsOn(uuid) {
+			names = append(names, p.Ref.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	check := func(what string, first, second []string) {
+		t.Helper()
+		if got := names("GPU-1"); !slices.Equal(got, first) {
+			t.Errorf("%s: on the first %q, want %q", what, got, first)
+		}
+		if got := names("GPU-2"); !slices.Equal(got, second) {
+			t.Errorf("%s: on the second %q, want %q", what, got, second)
+		}
+	}
+	check("empty", nil, nil)
+	added := func(pod string) *Container {
+		p := r.EnsurePod(quota.EngineCRI, "k8s.io", api.PodRef{ID: pod, Name: pod}, "boot")
+		c := &Container{Key: api.ContainerKey{Engine: quota.EngineCRI, Scope: "k8s.io", ID: pod}}
+		r.Add(p, c)
+		return c
+	}
+	a, b := added("a"), added("b")
+	check("without GPUs", nil, nil)
+	for _, add := range []struct {
+		c    *Container
+		uuid string
+	}{{a, "GPU-1"}, {b, "GPU-1"}, {b, "GPU-2"}} {
+		if err := r.AddGPU(add.c.Pod(), add.uuid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := r.PodsOn("GPU-1")
+	check("with GPUs", []string{"a", "b"}, []string{"b"})
+	if err := r.AddGPU(a.Pod(), "GPU-2"); err != nil {
+		t.Fatal(err)
+	}
+	check("one more GPU", []string{"a", "b"}, []string{"a", "b"})
+	r.Remove(b)
+	check("one pod less", []string{"a"}, []string{"a"})
+	if len(held) != 2 || held[0] == nil || held[1] == nil {
+		t.Errorf("what was returned changes: %v", held)
 	}
 }
 
