@@ -33,6 +33,7 @@ const (
 	loadHolders = 200 // containers
 	loadEach    = 5   // processes of each
 	loadTime    = 10 * time.Second
+	loadChanges = 100 // processes whose use changes in a second, where it does
 	psHolders   = 1000
 	psRuns      = 20
 	resizes     = 20
@@ -213,31 +214,33 @@ func spin(ctx context.Context, count int) (stop func()) {
 	}
 }
 
-// fullNode runs idle on a node that has nothing to do yet, then f on it when it is full.
-func fullNode(ctx context.Context, dist string, idle, f func(*node.Node) error) error {
+// fullNode runs idle on a node that has nothing to do yet, then f on it when it is full, with the
+// processes that fill it.
+func fullNode(ctx context.Context, dist string, idle func(*node.Node) error, f func(*node.Node, []*node.Process) error) error {
 	opts := node.Options{Dist: dist, Config: []string{`context = "64Mi"`},
 		Sim: []string{"--gpus", strconv.Itoa(loadGPUs), "--model", "a100", "--memory", "80GiB", "--context-bytes", "64MiB", "--call-cost", "1ms"}}
 	return withNode(ctx, opts, func(n *node.Node) error {
 		if err := idle(n); err != nil {
 			return err
 		}
+		held := make([]*node.Process, loadHolders*loadEach)
 		err := inTurn(loadHolders, 8, func(i int) error {
 			gpu := i % loadGPUs
 			c, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("holder-%d", i), Limits: []string{"memory.max=2Gi"}, GPUs: []string{strconv.Itoa(gpu)}, Shim: true})
 			if err != nil {
 				return err
 			}
-			if err := hold(ctx, c.Main, gpu); err != nil {
-				return err
-			}
-			for range loadEach - 1 {
-				p, err := c.Exec(ctx, true)
-				if err != nil {
-					return err
+			for j := range loadEach {
+				p := c.Main
+				if j > 0 {
+					if p, err = c.Exec(ctx, true); err != nil {
+						return err
+					}
 				}
 				if err := hold(ctx, p, gpu); err != nil {
 					return err
 				}
+				held[j*loadHolders+i] = p // neighbours in the list are of different containers
 			}
 			return nil
 		})
@@ -245,25 +248,75 @@ func fullNode(ctx context.Context, dist string, idle, f func(*node.Node) error) 
 			return err
 		}
 		time.Sleep(3 * time.Second) // until contexts are learned
-		return f(n)
+		return f(n, held)
 	})
 }
 
-// measureCost is gpufenced's CPU time and memory, on an idle node and on a full one.
+// measureCost is gpufenced's CPU time and memory, on an idle node and on a full one: while nobody's
+// use changes, and while many processes' does. What its threads use that ask NVML is in it, and is
+// shown by itself, too: the simulated library talks to another process, where a driver's goes into
+// the kernel.
 func measureCost(ctx context.Context, dist string) ([]measurement, error) {
-	var idle, idleBytes, full, fullBytes float64
+	var idle, full, busy usage
 	err := fullNode(ctx, dist, func(n *node.Node) (err error) {
-		idle, idleBytes, err = cost(n.DaemonPID(), loadTime/2)
+		idle, err = cost(n.DaemonPID(), loadTime/2)
 		return err
-	}, func(n *node.Node) (err error) {
-		full, fullBytes, err = cost(n.DaemonPID(), loadTime)
-		return err
+	}, func(n *node.Node, held []*node.Process) (err error) {
+		if full, err = cost(n.DaemonPID(), loadTime); err != nil {
+			return err
+		}
+		if full.nvml == 0 {
+			return errors.New("gpufenced has no thread that asks NVML")
+		}
+		stop := change(ctx, held)
+		busy, err = cost(n.DaemonPID(), loadTime)
+		changed, stopErr := stop()
+		if err == nil && stopErr == nil && changed < loadChanges {
+			err = fmt.Errorf("the use of processes changed %d times only", changed)
+		}
+		return errors.Join(err, stopErr)
 	})
 	params := fmt.Sprintf("%d GPUs, %d containers, %d processes, 10 Hz", loadGPUs, loadHolders, loadHolders*loadEach)
 	return []measurement{
-		{Name: "gpufenced.cpu", Params: params, Unit: "% of a core", Baseline: []float64{idle}, With: []float64{full}},
-		{Name: "gpufenced.memory", Params: params, Unit: "MiB", Baseline: []float64{idleBytes}, With: []float64{fullBytes}},
+		{Name: "gpufenced.cpu", Params: params, Unit: "% of a core", Baseline: []float64{idle.cpu}, With: []float64{full.cpu}},
+		{Name: "gpufenced.nvml_cpu", Params: "of that, in the simulated NVML", Unit: "% of a core", Baseline: []float64{idle.nvml}, With: []float64{full.nvml}},
+		{Name: "gpufenced.busy_cpu", Params: fmt.Sprintf("the same, %d processes change a second", loadChanges), Unit: "% of a core", Baseline: []float64{full.cpu}, With: []float64{busy.cpu}},
+		{Name: "gpufenced.memory", Params: params, Unit: "MiB", Baseline: []float64{idle.resident}, With: []float64{full.resident}},
 	}, err
+}
+
+// change lets loadChanges processes a second hold more than before, or less again, one after the
+// other; stop says how many did.
+func change(ctx context.Context, held []*node.Process) (stop func() (int, error)) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	changed := 0
+	go func() {
+		tick := time.NewTicker(time.Second / loadChanges)
+		defer tick.Stop()
+		for ; ; changed++ {
+			select {
+			case <-ctx.Done():
+				done <- nil
+				return
+			case <-tick.C:
+			}
+			what := "alloc 2"
+			if changed/len(held)%2 == 1 {
+				what = "free 2"
+			}
+			// To its end even if we are stopped: the answer would be taken for the next one's.
+			if _, err := held[changed%len(held)].Do(context.WithoutCancel(ctx), what); err != nil {
+				done <- fmt.Errorf("change what a process holds: %w", err)
+				return
+			}
+		}
+	}()
+	return func() (int, error) {
+		cancel()
+		err := <-done
+		return changed, err
+	}
 }
 
 // measureAnswers is what gpufenced's answers take on a full node, and with many more containers.
@@ -273,7 +326,7 @@ func measureAnswers(ctx context.Context, dist string) ([]measurement, error) {
 	err := fullNode(ctx, dist, func(n *node.Node) (err error) {
 		psIdle, err = timePS(ctx, n)
 		return err
-	}, func(n *node.Node) error {
+	}, func(n *node.Node, _ []*node.Process) error {
 		var prepare, register, grow, shrink []float64
 		for i := range resizes {
 			c, err := n.Start(ctx, node.Spec{Name: fmt.Sprintf("one-%d", i), Limits: []string{"memory.max=1Gi"}, Program: []string{"/bin/sleep", "1000"}})
@@ -372,42 +425,46 @@ func timePS(ctx context.Context, n *node.Node) ([]float64, error) {
 	return out, nil
 }
 
-// cost is a process's share of a core over a time, in percent, and its resident memory in MiB.
-func cost(pid int, over time.Duration) (cpu, resident float64, err error) {
-	before, err := cpuTime(pid)
+// usage is a process's share of a core over a time, in percent, that of its threads inside NVML, and
+// its resident memory in MiB.
+type usage struct{ cpu, nvml, resident float64 }
+
+func cost(pid int, over time.Duration) (u usage, err error) {
+	before, beforeNVML, err := cpuTime(pid)
 	if err != nil {
-		return 0, 0, err
+		return u, err
 	}
 	began := time.Now()
 	time.Sleep(over)
-	after, err := cpuTime(pid)
+	after, afterNVML, err := cpuTime(pid)
 	if err != nil {
-		return 0, 0, err
+		return u, err
 	}
-	cpu = 100 * float64(after-before) / float64(time.Since(began))
+	share := func(d time.Duration) float64 { return 100 * float64(d) / float64(time.Since(began)) }
+	u.cpu, u.nvml = share(after-before), share(afterNVML-beforeNVML)
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return 0, 0, fmt.Errorf("read memory of gpufenced: %w", err)
+		return u, fmt.Errorf("read memory of gpufenced: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
 			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
 			if err != nil {
-				return 0, 0, fmt.Errorf("read memory of gpufenced: %w", err)
+				return u, fmt.Errorf("read memory of gpufenced: %w", err)
 			}
-			resident = kib / 1024
+			u.resident = kib / 1024
 		}
 	}
-	return cpu, resident, nil
+	return u, nil
 }
 
-// cpuTime is what a process's threads have run, by the scheduler's clock.
-func cpuTime(pid int) (time.Duration, error) {
+// cpuTime is what a process's threads have run, by the scheduler's clock, and those of them that
+// gpufenced calls nvml.
+func cpuTime(pid int) (sum, nvml time.Duration, err error) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(tasks) == 0 {
-		return 0, errors.Join(fmt.Errorf("find the threads of process %d", pid), err)
+		return 0, 0, errors.Join(fmt.Errorf("find the threads of process %d", pid), err)
 	}
-	var sum time.Duration
 	for _, t := range tasks {
 		text, err := os.ReadFile(t)
 		if err != nil {
@@ -415,9 +472,12 @@ func cpuTime(pid int) (time.Duration, error) {
 		}
 		ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("read %s: %w", t, err)
+			return 0, 0, fmt.Errorf("read %s: %w", t, err)
 		}
 		sum += time.Duration(ns)
+		if name, err := os.ReadFile(filepath.Join(filepath.Dir(t), "comm")); err == nil && string(name) == "nvml\n" {
+			nvml += time.Duration(ns)
+		}
 	}
-	return sum, nil
+	return sum, nvml, nil
 }

@@ -4,7 +4,10 @@ package main
 
 import (
 	"os"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -65,11 +68,47 @@ func TestPercentile(t *testing.T) {
 }
 
 func TestCostOfThisProcess(t *testing.T) {
-	cpu, resident, err := cost(os.Getpid(), 10*time.Millisecond)
-	if err != nil || cpu < 0 || resident <= 0 {
-		t.Errorf("cost = %v, %v, %v", cpu, resident, err)
+	u, err := cost(os.Getpid(), 10*time.Millisecond)
+	if err != nil || u.cpu < 0 || u.nvml != 0 || u.resident <= 0 {
+		t.Errorf("cost = %+v, %v", u, err)
 	}
-	if _, _, err := cost(-1, 0); err == nil {
+	if _, err := cost(-1, 0); err == nil {
 		t.Error("no process: no error")
+	}
+	var stop atomic.Bool
+	var thread sync.WaitGroup
+	thread.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread() // under its old name: a thread that ended would take its time with it
+		const comm = "/proc/thread-self/comm"
+		old, err := os.ReadFile(comm)
+		if err == nil {
+			err = os.WriteFile(comm, []byte("nvml"), 0)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		defer func() {
+			if err := os.WriteFile(comm, old, 0); err != nil {
+				t.Error(err)
+			}
+		}()
+		for !stop.Load() {
+			runtime.Gosched()
+		}
+	})
+	defer thread.Wait()
+	defer stop.Store(true)
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		u, err := cost(os.Getpid(), 10*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if u.nvml > 0 && u.nvml <= u.cpu {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a thread that spins as NVML's is not seen: %+v", u)
+		}
 	}
 }
