@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +23,8 @@ type node struct {
 	t    *testing.T
 	root string
 	init int // its process 1, as we see it
+	// through leads into it where that is no chroot.
+	through []string
 }
 
 // startNode unpacks one and starts nothing in it.
@@ -77,10 +80,11 @@ func startNode(t *testing.T) *node {
 
 // enter is a command line in the node.
 func (n *node) enter(argv ...string) []string {
-	return append([]string{
-		"nsenter", "--target", fmt.Sprint(n.init), "--mount", "--pid", "--uts", "--ipc", "chroot", n.root,
-		"env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "HOME=/root", "DEBIAN_FRONTEND=noninteractive",
-	}, argv...)
+	through := n.through
+	if through == nil {
+		through = []string{"nsenter", "--target", fmt.Sprint(n.init), "--mount", "--pid", "--uts", "--ipc", "chroot", n.root}
+	}
+	return slices.Concat(through, []string{"env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "HOME=/root", "DEBIAN_FRONTEND=noninteractive"}, argv)
 }
 
 func (n *node) try(argv ...string) (string, error) {
