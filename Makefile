@@ -291,6 +291,7 @@ PACKAGE_TEST_NEEDS := package:debootstrap package:rpm arm64-qemu
 test-packages: ## install, upgrade, roll back and purge the packages in a clean Debian; build them twice and compare
 	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS) $(PACKAGE_TEST_NEEDS)
 	@tests/programs/build nfpm containerd >/dev/null
+	@$(MAKE) build-shim build-simgpu build-clients
 	$(GOTEST) -count=1 -v -timeout 20m ./tests/packages
 
 .PHONY: clean
