@@ -608,7 +608,7 @@ func (g *Gate) SetPolicy(cgroup uint64, p Policy) error {
 
 // DropPolicy makes a cgroup, which has no processes any more, unmanaged.
 func (g *Gate) DropPolicy(cgroup uint64) error {
-	for _, name := range []string{"policies", "usages"} {
+	for _, name := range []string{"policies", "usages", "tainted"} {
 		if err := g.maps[name].Delete(cgroup); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("let cgroup %d go: %w", cgroup, err)
 		}
@@ -700,6 +700,7 @@ var eventWords = map[EventKind]string{
 	EventKind(gateEventKindEV_OPEN): "device-not-granted", EventKind(gateEventKindEV_MALFORMED): "malformed-request", EventKind(gateEventKindEV_UVM): "managed-memory",
 	EventKind(gateEventKindEV_DUP): "foreign-object", EventKind(gateEventKindEV_FOREIGN): "foreign-file", EventKind(gateEventKindEV_RACE): "changed-request",
 	EventKind(gateEventKindEV_UNMANAGED): "unmanaged", EventKind(gateEventKindEV_FULL): "too-many-files", EventKind(gateEventKindEV_HEAP): "heap-call",
+	EventKind(gateEventKindEV_TAINTED): "changed-request-held",
 }
 
 // String is a stable word.

@@ -58,6 +58,7 @@ const (
 	gateEventKindEV_UNMANAGED gateEventKind = 10
 	gateEventKindEV_FULL      gateEventKind = 11
 	gateEventKindEV_HEAP      gateEventKind = 12
+	gateEventKindEV_TAINTED   gateEventKind = 13
 )
 
 type gateInflight struct {
@@ -184,6 +185,7 @@ const (
 	gateMapObjects           = "objects"
 	gateMapPolicies          = "policies"
 	gateMapStats             = "stats"
+	gateMapTainted           = "tainted"
 	gateMapUsages            = "usages"
 	gateProgAdjustUsage      = "adjust_usage"
 	gateProgCopyIn           = "copy_in"
@@ -284,6 +286,7 @@ type gateMapSpecs struct {
 	Objects       *ebpf.MapSpec `ebpf:"objects"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
+	Tainted       *ebpf.MapSpec `ebpf:"tainted"`
 	Usages        *ebpf.MapSpec `ebpf:"usages"`
 }
 
@@ -328,6 +331,7 @@ type gateMaps struct {
 	Objects       *ebpf.Map `ebpf:"objects"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	Stats         *ebpf.Map `ebpf:"stats"`
+	Tainted       *ebpf.Map `ebpf:"tainted"`
 	Usages        *ebpf.Map `ebpf:"usages"`
 }
 
@@ -343,6 +347,7 @@ func (m *gateMaps) Close() error {
 		m.Objects,
 		m.Policies,
 		m.Stats,
+		m.Tainted,
 		m.Usages,
 	)
 }
