@@ -18,9 +18,18 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+
+	"github.com/gpufence/gpufence/tests/bench/gateload"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == gateload.Command {
+		if err := gateload.Work(os.Args[2:]); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
@@ -33,7 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	dist := flags.String("dist", "dist", "folder that make build fills")
-	only := flags.String("only", "", "run one program of dist/bench, or \"create\", or \"enforcer\", or of that one \"watch\", \"cost\" or \"answers\"")
+	only := flags.String("only", "", "run one program of dist/bench, or \"create\", or \"gate\", or \"enforcer\", or of that one \"watch\", \"cost\" or \"answers\"")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -95,6 +104,14 @@ func measureAll(ctx context.Context, dist, only string, stderr io.Writer) ([]mea
 			return nil, err
 		}
 		all = append(all, created)
+	}
+	if only == "" || only == "gate" {
+		fmt.Fprintln(stderr, "bench: gate")
+		measured, err := measureGate(ctx, stderr)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, measured...)
 	}
 	for _, part := range enforcerParts {
 		if only != "" && only != "enforcer" && only != part.name {

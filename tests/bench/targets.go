@@ -21,6 +21,8 @@ var targets = []struct {
 	{"gpufenced.cpu", "", target{2, "with"}},
 	{"gpufenced.memory", "", target{64, "with"}},
 	{"runtime.create", "", target{15, "added"}},
+	{"gate.ioctl", "unmanaged", target{30, "added"}},
+	{"gate.ioctl", "charged", target{250, "added"}},
 }
 
 func targetOf(m measurement) *target {

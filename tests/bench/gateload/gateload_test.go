@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateload
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == Command {
+		if err := Work(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// TestMeasure: every case has its samples, and what was measured was charged and denied; no times are judged.
+func TestMeasure(t *testing.T) {
+	c, err := Measure(t.Context(), 2)
+	if err != nil && (errors.Is(err, ErrRefused) || os.Geteuid() != 0) && os.Getenv("GPUFENCE_MUST") != "1" {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, samples := range map[string][]float64{"none": c.None, "empty": c.Empty, "unmanaged": c.Unmanaged, "managed": c.Managed, "charged": c.Charged, "denied": c.Denied} {
+		if len(samples) != 2 || samples[0] <= 0 || samples[1] <= 0 {
+			t.Errorf("%s: %v", name, samples)
+		}
+	}
+}
+
+func TestWorkRefusesGarbage(t *testing.T) {
+	for _, args := range [][]string{nil, {"alloc"}, {"alloc", "many"}, {"fly", "1"}, {"alloc", "1", "2"}} {
+		if err := Work(args); err == nil {
+			t.Errorf("%q was accepted", args)
+		}
+	}
+}
