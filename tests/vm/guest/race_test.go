@@ -67,32 +67,158 @@ func TestLevelIsTrue(t *testing.T) {
 	}
 }
 
-// TestStandInRaceAtStrict: a thread changes the size after the door has read it. Nobody lives to use what it got.
-func TestStandInRaceAtStrict(t *testing.T) {
-	g := opened(t)
+// atStrict gives the gate at its best level, and a container with a limit of 100 MiB; nil where there is no such level.
+func atStrict(t *testing.T) (g *bpf.Gate, dir string, id uint64) {
+	t.Helper()
+	g = opened(t)
 	if g.Carrier() != bpf.CarrierLSM {
 		t.Log("no strict level here: bpf is not among the security modules")
-		return
+		return nil, "", 0
 	}
 	watched(t, g)
 	if err := g.Configure(strict()); err != nil {
 		t.Fatal(err)
 	}
-	dir, id := cgroup(t, "container")
+	dir, id = cgroup(t, "container")
 	limit(t, g, id, 100*mib)
 	mark(t, 100*mib)
+	return g, dir, id
+}
+
+// windowTries is how often the size is changed in the window at strict, each time with success, and counted by the
+// driver too, as what it took of a size above the limit.
+const windowTries = 10000
+
+// TestStandInWindowAtStrict: the size is changed while the driver's copy waits for a page, so after the door has read
+// it and before the driver does. Each try wins, and nobody lives to use what it got.
+func TestStandInWindowAtStrict(t *testing.T) {
+	if _, how := expected(); how == bpf.CopiesProbe {
+		t.Log("not here: each try takes too long where copies are watched by name; TestStandInRaceAtStrict and the shared file's test are")
+		return
+	}
+	g, dir, id := atStrict(t)
+	if g == nil {
+		return
+	}
 	began := time.Now()
-	got := client(t, dir, "anew", fmt.Sprintf("race:10500:%d:%d:%d", 64<<10, 900*mib, 100*mib))
+	line := client(t, dir, "anew", fmt.Sprintf("window:%d:%d:%d:%d", windowTries, 64<<10, 900*mib, 100*mib))[1].line
+	t.Logf("stand-in, strict: %s, in %.1f s", line, time.Since(began).Seconds())
+	for _, word := range []string{"inside", "taken-above", "killed"} {
+		if n := number(t, line, word); n != windowTries {
+			t.Errorf("%s: %d of %d", word, n, windowTries)
+		}
+	}
+	if number(t, line, "survived") != 0 || number(t, line, "escaped") != 0 {
+		t.Error("somebody lived to use it")
+	}
+	u := usage(t, g, id)
+	if u.Races != windowTries || u.Used != 0 {
+		t.Errorf("%d races seen, %d bytes stay charged", u.Races, u.Used)
+	}
+	if misses, err := g.Misses(); err != nil || misses != 0 {
+		t.Errorf("%d runs left out, %v", misses, err)
+	}
+}
+
+// TestStandInWindowThroughASharedFile: who changed the request is killed, but another process holds the same open file,
+// and with it what was got. Nobody of the container reaches the driver until that is closed.
+func TestStandInWindowThroughASharedFile(t *testing.T) {
+	g, dir, id := atStrict(t)
+	if g == nil {
+		return
+	}
+	other, otherID := cgroup(t, "other")
+	limit(t, g, otherID, 100*mib)
+	holder := start(t, dir, fmt.Sprintf("sharedwindow:1:%d:%d:%d", 64<<10, 900*mib, 100*mib), "os64:1:9", "send:/tmp/held")
+	got := client(t, dir, "receive:/tmp/held", "os64:1:10", "reopen", "os64:1:11", "host:62", "mmap:4096", "sleep:1")
+	beside := client(t, other, fmt.Sprintf("os64:%d:1", mib))
+	steps := holder.wait(t)
+	t.Logf("stand-in, strict: %s", steps[0].line)
+	if number(t, steps[0].line, "killed") != 1 || number(t, steps[0].line, "survived") != 0 {
+		t.Error("who changed it was not killed")
+	}
+	if steps[1].errno != unix.EPERM || got[1].errno != unix.EPERM || got[3].errno != unix.EPERM || got[4].errno != unix.EPERM {
+		t.Errorf("while the file is held: %s; %+v", steps[1].line, got)
+	}
+	if beside[0].errno != 0 {
+		t.Errorf("another container: %+v", beside)
+	}
+	if after := client(t, dir, fmt.Sprintf("os64:%d:1", 60*mib)); after[0].errno != 0 || after[0].held != 60*mib {
+		t.Errorf("after the file was closed: %+v", after)
+	}
+	if u := usage(t, g, id); u.Used != 0 || u.Races != 1 {
+		t.Errorf("%+v", u)
+	}
+}
+
+// TestStandInDuplicates: at strict an object is duplicated within its container only.
+func TestStandInDuplicates(t *testing.T) {
+	g, dir, _ := atStrict(t)
+	if g == nil {
+		return
+	}
+	const source = 0xc1d00001 // the client's name for itself, as the driver knows it
+	other, otherID := cgroup(t, "other")
+	limit(t, g, otherID, 100*mib)
+	holder := start(t, dir, fmt.Sprintf("os64:%d:1", mib), "send:/tmp/dup")
+	within := client(t, dir, "receive:/tmp/dup", fmt.Sprintf("dup:%d", source))
+	holder.wait(t)
+	if within[1].errno != 0 {
+		t.Errorf("within the container: %+v", within)
+	}
+	if across := client(t, other, fmt.Sprintf("dup:%d", source)); across[0].errno != unix.EPERM {
+		t.Errorf("across containers: %+v", across)
+	}
+	policy(t, g, otherID, bpf.Policy{LimitBytes: 100 * mib, GPU: true, Minors: []int{0}})
+	if audited := client(t, other, fmt.Sprintf("dup:%d", source)); audited[0].errno != 0 {
+		t.Errorf("audited: %+v", audited)
+	}
+}
+
+// TestStandInWindowsOnMemory: request 0x27 gives administrators windows on the device's memory, and everybody host memory.
+func TestStandInWindowsOnMemory(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	classes := []string{"host:64", "host:194", "host:129", "host:130", "host:131", "host:62", "host:113"}
+	check := func(who string, got []step, want ...unix.Errno) {
+		t.Helper()
+		for i := range want {
+			if s := got[len(got)-len(want)+i]; s.errno != want[i] {
+				t.Errorf("%s: %s, want errno %d", who, s.line, want[i])
+			}
+		}
+	}
+	const no = unix.EPERM
+	check("an administrator", client(t, dir, classes...), no, no, no, no, no, 0, 0)
+	check("a user", client(t, dir, append([]string{"asuser:1000"}, classes...)...), 0, 0, 0, 0, 0, 0, 0)
+	check("unmanaged", client(t, "/sys/fs/cgroup", classes...), 0, 0, 0, 0, 0, 0, 0)
+	// At strict another thread's change of the class must not matter.
+	if err := g.Configure(bpf.Settings{CloseHeap: true, EventsPerSecond: 20}); err != nil {
+		t.Fatal(err)
+	}
+	check("an administrator at strict", client(t, dir, classes...), no, no, no, no, no, no, no)
+	check("a user at strict", client(t, dir, append([]string{"asuser:1000"}, classes...)...), 0, 0, 0, 0, 0, 0, 0)
+}
+
+// raceTries is how many tries must pass the door where the change comes by chance.
+const raceTries = 2000
+
+// TestStandInRaceAtStrict: a thread changes the size again and again, when it likes.
+func TestStandInRaceAtStrict(t *testing.T) {
+	g, dir, id := atStrict(t)
+	if g == nil {
+		return
+	}
+	began := time.Now()
+	got := client(t, dir, "anew", fmt.Sprintf("race:%d:%d:%d:%d", raceTries, 64<<10, 900*mib, 100*mib))
 	line := got[1].line
 	t.Logf("stand-in, strict: %s, in %.1f s", line, time.Since(began).Seconds())
-	if n := number(t, line, "reached"); n < 10000 {
-		t.Errorf("%d tries reached the window, want 10000", n)
+	if n := number(t, line, "passed"); n+number(t, line, "killed") < raceTries {
+		t.Errorf("%d tries passed the door", n)
 	}
 	if n := number(t, line, "escaped"); n != 0 {
 		t.Errorf("%d escaped", n)
-	}
-	if number(t, line, "taken-above") == 0 || number(t, line, "killed") == 0 {
-		t.Error("no try won the race, so nothing was shown")
 	}
 	u := usage(t, g, id)
 	if u.Races < number(t, line, "taken-above") {

@@ -12,6 +12,8 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
+#include <linux/proc_fs.h>
+#include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <linux/version.h>
@@ -28,6 +30,9 @@ static atomic64_t held, peak, allocations, window;
 /* What a request must exceed to count as one that should not have been let through. */
 static ulong over = ~0UL;
 module_param(over, ulong, 0644);
+/* What the driver says that nvidia0 is. */
+static char uuid[64];
+module_param_string(uuid, uuid, sizeof(uuid), 0644);
 
 int os_memcpy_from_user(void *to, const void *from, u32 n);
 int os_memcpy_to_user(void *to, const void *from, u32 n);
@@ -223,6 +228,13 @@ static const struct file_operations operations = {
 	.unlocked_ioctl = nvidia_unlocked_ioctl, .compat_ioctl = nvidia_unlocked_ioctl,
 };
 
+static int information(struct seq_file *m, void *v)
+{
+	seq_printf(m, "Model: \t\t stand-in\nGPU UUID: \t %.*s\nDevice Minor: \t 0\n", (int)strcspn(uuid, "\n"), uuid);
+	return 0;
+}
+
+static struct proc_dir_entry *proc;
 static struct class *class;
 static int uvm_major;
 
@@ -248,6 +260,9 @@ static int __init standin_init(void)
 		device_create(class, NULL, MKDEV(MAJOR_NUMBER, nodes[i].minor), NULL, nodes[i].name);
 	device_create(class, NULL, MKDEV(uvm_major, 0), NULL, "nvidia-uvm");
 	device_create(class, NULL, MKDEV(uvm_major, 1), NULL, "nvidia-uvm-tools");
+	proc = proc_mkdir("driver/nvidia", NULL);
+	if (proc)
+		proc_create_single("information", 0444, proc_mkdir("0000:01:00.0", proc_mkdir("gpus", proc)), information);
 	return 0;
 }
 
@@ -255,6 +270,7 @@ static void __exit standin_exit(void)
 {
 	u32 i;
 
+	proc_remove(proc);
 	for (i = 0; i < 256; i++)
 		device_destroy(class, MKDEV(MAJOR_NUMBER, i));
 	device_destroy(class, MKDEV(uvm_major, 0));
