@@ -240,36 +240,47 @@ func TestKillForkBomb(t *testing.T) {
 }
 
 func TestKillFrozen(t *testing.T) {
-	h, c := realCgroup(t, "freezer")
-	dir, err := h.dir("freezer", c.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, below := range []string{"", "below"} { // frozen by itself, and by its container
-		victim := start(t, "sleep", h, &c, below)
-		if err := writeFile(filepath.Join(dir, "freezer.state"), "FROZEN"); err != nil {
-			t.Fatal(err)
-		}
-		k, err := h.KillCgroup(bounded(t), c)
-		if err != nil || !k.Empty || !k.Thawed {
-			t.Errorf("%+v, %v", k, err)
-		}
-		if s := signalOf(victim); s != syscall.SIGKILL {
-			t.Errorf("died of %v", s)
-		}
-	}
-	// One process alone, frozen.
-	victim := start(t, "sleep", h, &c, "")
-	if err := writeFile(filepath.Join(dir, "freezer.state"), "FROZEN"); err != nil {
-		t.Fatal(err)
-	}
-	p, err := h.Process(victim.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k, err := h.KillProcess(bounded(t), p.PID, p.Start)
-	if err != nil || !k.Empty || !k.Thawed {
-		t.Errorf("%+v, %v", k, err)
+	// On v1 who is frozen takes no signal before it is thawed, on v2 it dies frozen.
+	for _, tt := range []struct {
+		hierarchy, file, frozen, thawed string
+		thaws                           bool
+	}{{"freezer", "freezer.state", "FROZEN", "THAWED", true}, {"unified", "cgroup.freeze", "1", "0", false}} {
+		t.Run(tt.hierarchy, func(t *testing.T) {
+			h, c := realCgroup(t, tt.hierarchy)
+			dir, err := h.dir(tt.hierarchy, c.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			set := func(state string) {
+				t.Helper()
+				if err := writeFile(filepath.Join(dir, tt.file), state); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, below := range []string{"", "below"} { // frozen by itself, and by its container
+				victim := start(t, "sleep", h, &c, below)
+				set(tt.frozen)
+				k, err := h.KillCgroup(bounded(t), c)
+				if err != nil || !k.Empty || k.Thawed != tt.thaws {
+					t.Errorf("%+v, %v", k, err)
+				}
+				if s := signalOf(victim); s != syscall.SIGKILL {
+					t.Errorf("died of %v", s)
+				}
+				set(tt.thawed) // for the next one
+			}
+			// One process alone, frozen.
+			victim := start(t, "sleep", h, &c, "")
+			set(tt.frozen)
+			p, err := h.Process(victim.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			k, err := h.KillProcess(bounded(t), p.PID, p.Start)
+			if err != nil || !k.Empty || k.Thawed != tt.thaws {
+				t.Errorf("%+v, %v", k, err)
+			}
+		})
 	}
 }
 
