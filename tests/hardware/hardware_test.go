@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpufence/gpufence/tests/demo"
 	"github.com/gpufence/gpufence/tests/simgpu/guesses"
 	"github.com/gpufence/gpufence/tests/simgpu/simtest"
 )
@@ -238,6 +239,7 @@ func TestOtherMachines(t *testing.T) {
 			map[string]Verdict{"limit-code": Pass, "context-size": Pass}, ""},
 		{"MIG", Options{Only: []string{"guesses", "limits"}, Sim: []string{"--model", "a100", "--memory", "40GiB", "--mig", "2"}},
 			map[string]Verdict{"mig-profiles": Pass, "mig-minor": Pass, "mig-beside-whole": Impossible, "rounding": Pass}, "MIG mode"},
+		{"large contexts", Options{Only: []string{"limits", "coverage"}, Sim: []string{"--model", "h100", "--memory", "80GiB"}}, nil, ""},
 		{"no sizes of processes", Options{Only: []string{"limits"}, Sim: []string{"--unknown", "process"}}, nil, "does not tell"},
 		{"NVML is late", Options{Only: []string{"guesses"}, Sim: []string{"--free-lag", "300ms"}}, map[string]Verdict{"nvml-lag": Pass}, ""},
 	} {
@@ -461,6 +463,27 @@ func TestReport(t *testing.T) {
 	}
 	if err := r.Markdown(brokenWriter{}); err == nil {
 		t.Error("a report was written where nothing can be")
+	}
+}
+
+// TestDemoOnAnotherGPUProvesNothing: of a machine with a real one, that is.
+func TestDemoOnAnotherGPUProvesNothing(t *testing.T) {
+	steps := []demo.Step{{Name: "a", Held: true, Numbers: map[string]uint64{"bytes": 1}}, {Name: "b"}}
+	for _, tt := range []struct {
+		gpu       string
+		simulated bool
+		want      []Verdict
+	}{
+		{"NVIDIA T4 (simulated)", true, []Verdict{Pass, Fail}},
+		{"NVIDIA T4 (simulated)", false, []Verdict{Impossible, Fail}},
+		{"NVIDIA H200", false, []Verdict{Pass, Fail}},
+	} {
+		rows := demoRows(demo.Result{GPU: tt.gpu, Steps: steps}, tt.simulated)
+		for i, r := range rows {
+			if r.Verdict != tt.want[i] || !r.Must {
+				t.Errorf("%s, simulated %v: %+v, want %s", tt.gpu, tt.simulated, r, tt.want[i])
+			}
+		}
 	}
 }
 

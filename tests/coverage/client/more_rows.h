@@ -651,10 +651,21 @@ static CUresult take_tile(const struct row *r, size_t bytes, struct taken *t)
 static CUdeviceptr filler[256];
 static size_t fillers;
 
-/* Leaves a few MiB, so that the smallest can fill them. */
+/* Leaves a few MiB, so that the smallest can fill them. In large pieces first, at most 4 GiB of them: a program
+ * that nothing holds must not take the device. */
 static void fill_most(void)
 {
+	size_t bytes = 64 * MIB;
 	fillers = 0;
+	while (fillers < 64 && bytes >= 4 * MIB) {
+		if (ASK(cuMemAlloc_v2, (CUdeviceptr *, size_t), &filler[fillers], bytes) == CUDA_SUCCESS)
+			fillers++;
+		else
+			bytes /= 4;
+	}
+	/* The last piece, which goes back, is a small one. */
+	if (fillers > 0)
+		CALL(cuMemFree_v2, (CUdeviceptr), filler[--fillers]);
 	while (fillers < sizeof(filler) / sizeof(filler[0]) && ASK(cuMemAlloc_v2, (CUdeviceptr *, size_t), &filler[fillers], 4 * MIB) == CUDA_SUCCESS)
 		fillers++;
 	if (fillers > 0)
