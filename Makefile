@@ -188,13 +188,14 @@ test-engines: ## containerd 1.7 and 2, Docker, Podman and no engine at all, with
 	  echo "suite test-engines engines:$$word $$((SECONDS - start)) s"; [ -z "$$failed" ]
 
 # Of the guests: an emulator, Debian's kernels, and the stand-in driver that is built for them.
-VM_NEEDS := package:qemu-system-x86 package:kmod package:xz-utils package:dwarves busybox cc libc make
+VM_NEEDS := package:qemu-system-x86 package:kmod package:xz-utils package:dwarves
 
 .PHONY: test-vm
 test-vm: ## the gate in emulated machines with Debian's kernels (fetched once, outside the work tree), cgroup v2 only
-	@$(DEPS) $(BUILD_NEEDS) $(VM_NEEDS)
+	@$(DEPS) $(RUN_NEEDS) $(VM_NEEDS)
 	@start=$$SECONDS; for k in oldest newest; do tests/vm/kernel $$k >/dev/null; done; echo "suite test-vm kernels: $$((SECONDS - start)) s"
-	@start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 20m ./tests/vm || word=" failed after"; \
+	@$(MAKE) build
+	@start=$$SECONDS; word=; $(GOTEST) -v -count=1 -timeout 40m ./tests/vm || word=" failed after"; \
 	  echo "suite test-vm guests:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
 
 BPF_NEEDS := package:clang-16 package:llvm-16 package:libbpf-dev
@@ -203,11 +204,13 @@ BPF_NEEDS := package:clang-16 package:llvm-16 package:libbpf-dev
 bpf: ## compile the gate's programs anew into bpf/, which is committed
 	@$(DEPS) $(BPF_NEEDS)
 	@bpf/generate
+	@tests/bench/gateload/generate
 
 .PHONY: lint-bpf
 lint-bpf: # where the compiler is: what is committed is what the source gives
 	@if command -v clang-16 >/dev/null && command -v llvm-strip-16 >/dev/null; then out=$$(mktemp -d); \
-	  bpf/generate $$out >/dev/null && cmp $$out/gate_bpfel.o bpf/gate_bpfel.o && cmp $$out/gate_bpfel.go bpf/gate_bpfel.go || { echo "lint-bpf: run make bpf" >&2; exit 1; }; rm -rf $$out; \
+	  bpf/generate $$out >/dev/null && tests/bench/gateload/generate $$out >/dev/null && \
+	  cmp $$out/bench_bpfel.o tests/bench/gateload/bench_bpfel.o && cmp $$out/bench_bpfel.go tests/bench/gateload/bench_bpfel.go && cmp $$out/gate_bpfel.o bpf/gate_bpfel.o && cmp $$out/gate_bpfel.go bpf/gate_bpfel.go || { echo "lint-bpf: run make bpf" >&2; exit 1; }; rm -rf $$out; \
 	else echo "lint-bpf: SKIP, no clang-16 here"; fi
 
 .PHONY: lint
@@ -217,7 +220,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run --allow-parallel-runners ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh tests/hardware/bundle packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate .ci/run
+	shellcheck packaging/deps.sh tests/hardware/bundle packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate tests/bench/gateload/generate .ci/run
 	@$(MAKE) lint-bpf
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
@@ -243,8 +246,8 @@ bench: ## measure us side by side with the alternative; table, and dist/bench.js
 sim: ## 20 simulated nodes of 16 GPUs, 1,000 containers, 10,000 processes over 4 virtual hours each, on the pure core
 	GPUFENCE_SIM_SEEDS=$(SIM_SEEDS) GPUFENCE_SIM_GPUS=16 GPUFENCE_SIM_MINUTES=240 go test -count=1 -v -timeout 120m -run TestNode ./tests/simnode
 
-.PHONY: soak soak-ledger soak-crash soak-docker
-soak: soak-ledger soak-crash soak-docker ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
+.PHONY: soak soak-ledger soak-crash soak-vm soak-docker
+soak: soak-ledger soak-crash soak-vm soak-docker ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
 	@$(DEPS) $(RUN_NEEDS)
 	$(GOTEST) -race ./enforcer/kube/...
 	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
@@ -260,6 +263,11 @@ soak-crash: ## SIGKILL gpufenced 500 times under load: nothing lost, nobody kill
 	@$(DEPS) $(BUILD_NEEDS)
 	@$(MAKE) build
 	GPUFENCE_CRASHES=$(SOAK_CRASHES) $(GOTEST) -count=1 -v -timeout 120m -run TestCrash ./tests/enforcer
+
+soak-vm: ## all of the enforcer's tests in a guest with cgroup v2 only
+	@$(DEPS) $(RUN_NEEDS) $(VM_NEEDS)
+	@$(MAKE) build
+	GPUFENCE_GUEST_LONG=1 $(GOTEST) -v -count=1 -timeout 150m -run TestNode ./tests/vm
 
 soak-docker: ## Docker's and Compose's newest, built from their modules, and Debian's Docker, with the same steps
 	@$(DEPS) $(RUN_NEEDS) package:docker.io
