@@ -96,7 +96,8 @@ func (s *session) sees(ctx context.Context, p program) (version string, err erro
 	}
 	args := s.command(p, "see")
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Env = s.environ(p.env...)
+	// Nothing holds it here: JAX would take three quarters of a GPU that others may use.
+	cmd.Env = s.environ(append([]string{"XLA_PYTHON_CLIENT_PREALLOCATE=false"}, p.env...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = time.Second
