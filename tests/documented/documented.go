@@ -113,6 +113,7 @@ var suites = map[string]string{
 	"docs/crio.md":            "tests/engines",
 	"docs/docker.md":          "tests/engines",
 	"docs/install.md":         "tests/packages",
+	"docs/kubernetes.md":      "tests/k8s",
 	"docs/metrics.md":         "tests/e2e",
 	"docs/nerdctl.md":         "tests/engines",
 	"docs/nri.md":             "tests/engines",
@@ -129,8 +130,10 @@ var suites = map[string]string{
 
 // others are commands that another suite than their page's runs: what they need is there.
 var others = map[string]string{
-	"dpkg -i dist/packages/gpufence_*_amd64.deb":                   "tests/packages",
-	"gpufence install --runtime containerd --restart-mode systemd": "tests/engines",
+	"dpkg -i dist/packages/gpufence_*_amd64.deb":                                         "tests/packages",
+	"gpufence install --runtime containerd --restart-mode systemd":                       "tests/engines",
+	"kubectl get pod notebook -o yaml | gpufence apply -f -":                             "tests/k8s",
+	"helm install gpufence gpufence-VERSION.tgz --namespace gpufence --create-namespace": "tests/k8s",
 }
 
 // notRun are commands that nobody runs, and why. This is the whole list.
@@ -146,17 +149,6 @@ var notRun = map[string]string{
 	"journalctl GPUFENCE_CONTAINER=3f2a…":                                                                                                        "it needs systemd's journal",
 	"docker run --rm --runtime gpufence --env NVIDIA_VISIBLE_DEVICES=all --annotation gpufence.dev/memory.max=4Gi my/cuda-app":                   "Debian's Docker has no --annotation",
 	"nerdctl run --rm --runtime /usr/bin/gpufence-runtime --env NVIDIA_VISIBLE_DEVICES=all --annotation gpufence.dev/memory.max=4Gi my/cuda-app": "nerdctl cannot be had here; ctr runs the same with containerd's page",
-	"gpufence lint pod.yaml": "the command's own tests lint the examples",
-	"helm install gpufence packaging/helm/gpufence --namespace gpufence --create-namespace":   "it needs a cluster; tests/k8s goes the same ways there, in other words",
-	"helm install gpufence gpufence-VERSION.tgz --namespace gpufence --create-namespace":      "as above",
-	"kubectl apply -f packaging/kubernetes/namespace.yaml":                                    "as above",
-	"kubectl apply -f packaging/kubernetes/gpufence.yaml":                                     "as above",
-	"kubectl gpufence ps --all-nodes":                                                         "as above",
-	"kubectl gpufence why -n team-a web/main":                                                 "as above",
-	"kubectl gpufence inspect -n team-a web":                                                  "as above",
-	"helm uninstall gpufence --namespace gpufence":                                            "as above",
-	"kubectl label nodes --all gpufence.dev/ready- gpufence.dev/level- gpufence.dev/version-": "as above",
-	"kubectl get pod notebook -o yaml | gpufence apply -f -":                                  "as above",
 	"make test-gpu": "it takes minutes; tests/hardware runs its parts on the simulated GPU",
 	"make test-gpu TEST_GPU_FLAGS='--only guesses'": "as above",
 	"make test-gpu-folder":                          "as above",

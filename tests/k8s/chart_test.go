@@ -24,15 +24,19 @@ type document struct {
 	kind, name, text string
 }
 
-// render is what Helm makes of the chart.
-func (c *cluster) render(ctx context.Context, values ...string) ([]document, error) {
-	args := []string{
-		"template", "gpufence", "../../packaging/helm/gpufence", "--namespace", agentNamespace,
+// places are the chart's values that say where things are on this node.
+func (c *cluster) places() []string {
+	return []string{
 		"--set", "image.repository=localhost/gpufence,image.tag=e2e,image.pullPolicy=Never",
 		// There is no systemd: the test has done what the container host does with it.
 		"--set", "host.install=false,host.installDir=" + c.path("opt") + ",host.config=" + c.path("config.toml"),
 		"--set", "paths.run=" + c.memPath("gpufence") + ",paths.state=" + c.path("agent"),
 	}
+}
+
+// render is what Helm makes of the chart.
+func (c *cluster) render(ctx context.Context, values ...string) ([]document, error) {
+	args := append([]string{"template", "gpufence", "../../packaging/helm/gpufence", "--namespace", agentNamespace}, c.places()...)
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
@@ -104,7 +108,8 @@ func (c *cluster) startChart(ctx context.Context) error {
 		return c.put(ctx, all, func(d document) bool { return d.kind != "DaemonSet" && !policies(d) })
 	}
 	image := ociimage.Image{Name: agentImage, Entrypoint: []string{"/usr/bin/gpufence-agent"}, Files: map[string]ociimage.File{
-		"/usr/bin/gpufence-agent": {Host: filepath.Join(c.dist, "bin/gpufence-agent")},
+		"/usr/bin/gpufence-agent":    {Host: filepath.Join(c.dist, "bin/gpufence-agent")},
+		"/opt/gpufence/bin/gpufence": {Host: filepath.Join(c.dist, "bin/gpufence")}, // for kubectl gpufence
 	}}
 	if err := c.load(ctx, image); err != nil {
 		return err
@@ -115,6 +120,10 @@ func (c *cluster) startChart(ctx context.Context) error {
 	if err := c.canary(ctx); err != nil {
 		return err
 	}
+	return c.awaitAgent(ctx)
+}
+
+func (c *cluster) awaitAgent(ctx context.Context) error {
 	return until(ctx, "the agent says that the node is ready", func(ctx context.Context) (bool, string) {
 		out, err := c.kubectl(ctx, "", "get", "node", nodeName, "-o", `jsonpath={.metadata.labels.gpufence\.dev/ready}`)
 		logs, _ := c.kubectl(ctx, "", "logs", "-n", agentNamespace, "daemonset/gpufence-agent", "--all-containers", "--tail=8")

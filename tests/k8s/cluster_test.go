@@ -66,6 +66,7 @@ type cluster struct {
 	ports                                            map[string]int
 	config                                           []string // lines of gpufenced's configuration
 	lock                                             *os.File
+	env                                              []string // of what is typed
 }
 
 // logf prints beside the steps, also while they run.

@@ -50,6 +50,7 @@ func TestKubernetes(t *testing.T) {
 		{"restarts disturb nothing", restarts},
 		{"a limit follows its annotation", resized},
 		{"upgrade, rollback, uninstall and reinstall disturb nothing", upgrade},
+		{"the commands of docs", docs},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
 			begun := time.Now()
