@@ -7,6 +7,9 @@ import (
 	"encoding/binary"
 )
 
+// ManagedMemory is a managed range that its container's limits leave no room for.
+const ManagedMemory = EventKind(gateEventKindEV_UVM)
+
 // parseEvent reads an event as the programs write it.
 func parseEvent(b []byte) (Event, bool) {
 	if len(b) < 80 {

@@ -69,6 +69,9 @@ type Config struct {
 	// refuses what cannot be verified there, and believes frees only when NVML shows them.
 	Gate       string
 	GateStrict bool
+	// GateManaged is audit or enforce: whether managed memory is refused that memory.max and memory.swap.max
+	// leave no room for.
+	GateManaged string
 
 	KillMPS bool // clients of an MPS server may be killed, though that can fault their peers
 

@@ -51,6 +51,7 @@ func Default() Config {
 		Placement:   "spread",
 		Throttle:    "shim",
 		Gate:        "auto",
+		GateManaged: "audit",
 		FreezeSlice: 50 * time.Millisecond,
 		FreezeShare: 0.5,
 	}

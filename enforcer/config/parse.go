@@ -66,6 +66,9 @@ var settings = []setting{
 		return setWord(&c.Gate, v, []string{"auto", "enforce", "audit", "off"})
 	}},
 	{"gate-strict", func(c *Config, _ string, v any) error { return setBool(&c.GateStrict, v) }},
+	{"gate-managed", func(c *Config, _ string, v any) error {
+		return setWord(&c.GateManaged, v, []string{"audit", "enforce"})
+	}},
 	{"kill-mps", func(c *Config, _ string, v any) error { return setBool(&c.KillMPS, v) }},
 
 	{"socket", func(c *Config, _ string, v any) error { return setPath(&c.Socket, v, false) }},

@@ -23,6 +23,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
+	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/gpu"
 	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -186,6 +187,7 @@ type bench struct {
 
 	load   func() (config.Loaded, error)
 	notify func(string)
+	gate   fence.GateOptions
 
 	d    *Daemon
 	stop func()
@@ -295,7 +297,7 @@ func (b *bench) start() *Daemon {
 	b.t.Helper()
 	log := logrus.New()
 	log.SetOutput(b.log)
-	d, err := New(Options{Config: b.cfg, Library: b.nvml, Host: b.host, Log: log, PlainPages: !b.tmp, Load: b.load, Notify: b.notify})
+	d, err := New(Options{Config: b.cfg, Library: b.nvml, Host: b.host, Log: log, PlainPages: !b.tmp, Load: b.load, Notify: b.notify, Gate: b.gate})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -61,13 +61,17 @@ type GateOptions struct {
 	Proc, Sys  string // "" for /proc, /sys
 	Canary     []string
 	Settle     time.Duration
+	// Managed refuses managed memory that a container's limits leave no room for; else it is counted and told.
+	Managed bool
+	Kernel  GateKernel // nil: the one that this machine's kernel carries
 }
 
 // Gate weighs in the kernel what a container asks the driver for, before the driver gives it.
 //
-// A container has one account over all of its GPUs: a request names a GPU only through objects that were made
-// before, which the programs do not follow. So with several GPUs the account holds the sum, and each of them is
-// degraded.
+// A container has one account over all of its GPUs. A request for memory names its GPU by the handle of an object
+// that was made before, and that handle lies in the container's memory: between the look at it and the driver's
+// reading another thread can put another one there, and of this part of the request there is no kernel copy. So only
+// the sum can be held, and with several GPUs each of them is degraded.
 type Gate struct {
 	opts   GateOptions
 	kernel GateKernel
@@ -77,14 +81,18 @@ type Gate struct {
 	enforced bool // said of the driver that is loaded, and by policy
 	settings bpf.Settings
 	deny     bool
+	exempt   []string // items of policy, while deny
 	holds    map[policy.ContainerID]*gateHold
 }
 
 type gateHold struct {
 	cgroup, pod uint64
-	limit       uint64
+	dir         string // of the cgroup
+	gpus        []string
+	limit       uint64 // the lowest above it
 	status      Status
 	credit      *gatecredit.Credit
+	sums        *gatecredit.Sums
 	noCredit    bool
 	policy      bpf.Policy
 }
@@ -106,6 +114,8 @@ func (f *Gate) Open(ctx context.Context) {
 
 func openKernel(ctx context.Context, opts GateOptions) (GateKernel, string) {
 	switch {
+	case opts.Kernel != nil:
+		return opts.Kernel, ""
 	case opts.Word == GateOff:
 		if err := bpf.Unpin(opts.PinDir); err != nil {
 			return nil, "policy gate = \"off\"; " + err.Error()
@@ -307,6 +317,19 @@ func gateLimit(gpus []quota.GPU, limits map[string]quota.Limits) uint64 {
 	return all + gateMargin(all)
 }
 
+// managedLimit is how long all managed ranges together may be: on the device they count against memory.max, and what
+// has no room there may spill as far as memory.swap.max lets it.
+func managedLimit(gpus []quota.GPU, limits map[string]quota.Limits) uint64 {
+	all := gateLimit(gpus, limits)
+	for _, g := range gpus {
+		if all+limits[g.UUID].SwapMax < all {
+			return math.MaxUint64
+		}
+		all += limits[g.UUID].SwapMax
+	}
+	return all
+}
+
 func gateMargin(limit uint64) uint64 { return max(16<<20, limit/100) }
 
 func cgroupID(dir string) (uint64, error) {
@@ -338,7 +361,11 @@ func (f *Gate) set(s Subject) error {
 	}
 	h := f.holds[s.ID]
 	if h == nil {
-		h = &gateHold{credit: &gatecredit.Credit{Settle: f.opts.Settle, Margin: gateMargin}}
+		h = &gateHold{credit: &gatecredit.Credit{Settle: f.opts.Settle, Margin: gateMargin}, sums: &gatecredit.Sums{Settle: f.opts.Settle}}
+	}
+	h.dir, h.gpus = s.Cgroup, h.gpus[:0]
+	for _, g := range s.Grant.GPUs {
+		h.gpus = append(h.gpus, g.UUID)
 	}
 	fail := func(err error) error {
 		h.status = Status{State: Degraded, Why: err.Error()}
@@ -351,9 +378,12 @@ func (f *Gate) set(s Subject) error {
 	}
 	h.cgroup = id
 	p := bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Container), GPU: len(s.Grant.GPUs) > 0, Enforce: f.enforced && !s.Observed, NoCredit: h.noCredit}
+	p.UVMBytes = managedLimit(s.Grant.GPUs, s.Grant.Container)
 	if s.Alone {
 		p.LimitBytes = min(p.LimitBytes, gateLimit(s.Grant.GPUs, s.Grant.Pod))
+		p.UVMBytes = min(p.UVMBytes, managedLimit(s.Grant.GPUs, s.Grant.Pod))
 	}
+	p.EnforceUVM = f.opts.Managed && p.Enforce
 	for _, g := range s.Grant.GPUs {
 		if strings.HasPrefix(g.UUID, "MIG-") {
 			continue // its nodes are the GPU's, and the capabilities' are the driver's to check
@@ -379,7 +409,8 @@ func (f *Gate) set(s Subject) error {
 	if err := f.kernel.SetPolicy(id, p); err != nil {
 		return fail(err)
 	}
-	h.limit, h.policy = p.LimitBytes, p
+	// What its frees are judged by is the limit that it can reach: most containers' is their pod's.
+	h.limit, h.policy = min(p.LimitBytes, gateLimit(s.Grant.GPUs, s.Grant.Pod)), p
 	u, err := f.kernel.Adjust(id, 0, false)
 	if err != nil {
 		return fail(err)
@@ -449,7 +480,7 @@ func (f *Gate) State(s Subject, _ string) Status {
 	case s.Observed:
 		return Status{State: Degraded, Why: "policy only looks"}
 	case len(s.Grant.GPUs) > 1:
-		return Status{State: Degraded, Why: fmt.Sprintf("one account over %d GPUs holds their sum only", len(s.Grant.GPUs))}
+		return Status{State: Degraded, Why: fmt.Sprintf("one account over %d GPUs holds their sum only, since a request can be changed to be for another GPU", len(s.Grant.GPUs))}
 	}
 	return Status{State: Proven, Proof: h.status.Proof + "; " + canary, Why: lacks}
 }
@@ -465,62 +496,99 @@ func (f *Gate) DenyUnmanaged(deny bool, exempt []string) error {
 		}
 		return nil
 	}
-	f.deny = deny
-	f.settings.CloseUnmanaged = deny
 	var ids []uint64
 	if deny {
-		for _, item := range append([]string{"system.slice", "user.slice", "init.scope"}, exempt...) {
-			path, ok := strings.CutPrefix(item, "cgroup:")
-			if !ok && strings.Contains(item, ":") {
-				// A program's path or name is a container's to choose, so the kernel does not look at it: such
-				// programs of the host itself are in its slices, in containers they are exempt by cgroup only.
-				continue
-			}
-			found, err := filepath.Glob(filepath.Join(f.opts.CgroupRoot, filepath.Clean("/"+path)))
-			if err != nil {
-				return fmt.Errorf("find exempt cgroup %q: %w", item, err)
-			}
-			for _, dir := range found {
-				id, err := cgroupID(dir)
-				if err != nil {
-					return err
-				}
-				ids = append(ids, id)
-			}
+		if own, err := os.ReadFile(filepath.Join(f.opts.Proc, "self/cgroup")); err != nil {
+			return fmt.Errorf("unmanaged = \"deny\": find gpufenced's own cgroup: %w", err)
+		} else if strings.Contains(string(own), "0::/\n") {
+			// Then so is the rest of the host, and nothing can be told apart.
+			return errors.New("unmanaged = \"deny\": gpufenced runs in the root cgroup, where the host cannot be told from containers without one: start it as a service")
 		}
-		root, err := cgroupID(f.opts.CgroupRoot)
-		if err != nil {
+		var err error
+		if ids, err = f.exempted(exempt); err != nil {
 			return err
-		}
-		if own, err := os.ReadFile(filepath.Join(f.opts.Proc, "self/cgroup")); err == nil && strings.Contains(string(own), "0::/\n") {
-			// gpufenced itself is in the root: then so is the rest of the host, and nothing can be told apart.
-			return fmt.Errorf("unmanaged = \"deny\": gpufenced runs in the root cgroup %d, where the host cannot be told from containers without one", root)
 		}
 	}
 	if err := f.kernel.SetExempt(ids); err != nil {
 		return err
 	}
-	if err := f.kernel.Configure(f.settings); err != nil {
+	settings := f.settings
+	settings.CloseUnmanaged = deny
+	if err := f.kernel.Configure(settings); err != nil {
 		return err
 	}
+	f.settings, f.deny, f.exempt = settings, deny, slices.Clone(exempt)
 	return nil
 }
 
-// Sample compares what NVML says of a container with what it was charged, and acts on the charge. kill says
-// that its frees were forged for the second time.
-func (f *Gate) Sample(id policy.ContainerID, at time.Duration, nvml, overhead uint64) (kill bool, why string, err error) {
+// RefreshExempt tells the kernel of exempt cgroups that have come or gone since.
+func (f *Gate) RefreshExempt() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil || !f.deny {
+		return nil
+	}
+	ids, err := f.exempted(f.exempt)
+	if err != nil {
+		return err
+	}
+	return f.kernel.SetExempt(ids)
+}
+
+// exempted are the cgroups of the host's own services, and those that items of the exempt list name.
+func (f *Gate) exempted(items []string) (ids []uint64, err error) {
+	for _, item := range append([]string{"system.slice", "user.slice", "init.scope"}, items...) {
+		path, ok := strings.CutPrefix(item, "cgroup:")
+		if !ok && strings.Contains(item, ":") {
+			// A program's path or name is a container's to choose, so the kernel does not look at it: such
+			// programs of the host itself are in its slices, in containers they are exempt by cgroup only.
+			continue
+		}
+		found, err := filepath.Glob(filepath.Join(f.opts.CgroupRoot, filepath.Clean("/"+path)))
+		if err != nil {
+			return nil, fmt.Errorf("find exempt cgroup %q: %w", item, err)
+		}
+		for _, dir := range found {
+			id, err := cgroupID(dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it has just gone
+			}
+			if err != nil {
+				return nil, err
+			}
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// Up says whether there is a gate.
+func (f *Gate) Up() bool { return f.opened() != nil }
+
+// Sample compares what NVML says of a container on a GPU, and on its other ones within the last settle, with what it
+// was charged, and acts on the charge. It comes with every answer, also with one that says nothing new: a free that
+// did not happen shows by what NVML goes on saying. kill says that frees were forged for the second time.
+func (f *Gate) Sample(id policy.ContainerID, gpu string, at time.Duration, nvml, overhead uint64) (kill bool, why string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	h := f.holds[id]
 	if f.kernel == nil || h == nil || h.status.State != Proven {
 		return false, "", nil
 	}
+	truth := gatecredit.Truth{At: at, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: h.limit}
+	if len(h.gpus) > 1 {
+		h.sums.Take(gpu, at, nvml, overhead)
+		var ok bool
+		if truth.NVMLBytes, truth.MostBytes, truth.OverheadBytes, ok = h.sums.Bounds(h.gpus, at); !ok {
+			return false, "", nil
+		}
+	}
 	u, err := f.kernel.Adjust(h.cgroup, 0, true)
 	if err != nil {
 		return false, "", err
 	}
 	v := h.credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, CreditedBytes: u.Credited, PeakBytes: u.Peak},
-		gatecredit.Truth{At: at, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: h.limit})
+		truth)
 	if v.AdjustBytes != 0 {
 		for _, cgroup := range []uint64{h.cgroup, h.pod} {
 			if cgroup == 0 {
@@ -565,23 +633,70 @@ func (f *Gate) Adopt() error {
 	return errors.Join(errs...)
 }
 
-// Events tells of refusals until the context ends, by container where it is one.
-func (f *Gate) Events(ctx context.Context, tell func(policy.ContainerID, bpf.Event)) error {
+// Denial is what a request was refused for, or would have been.
+type Denial struct {
+	bpf.Event
+	Container policy.ContainerID // "": no managed one
+	Enforced  bool               // else it was let through, and is told only
+}
+
+// Events tells of denials until the context ends.
+func (f *Gate) Events(ctx context.Context, tell func(Denial)) error {
 	kernel := f.opened()
 	if kernel == nil {
 		return nil
 	}
-	return kernel.Events(ctx, func(e bpf.Event) {
-		f.mu.Lock()
-		var id policy.ContainerID
-		for c, h := range f.holds {
-			if h.cgroup == e.Cgroup || h.pod == e.Cgroup && id == "" {
-				id = c
+	return kernel.Events(ctx, func(e bpf.Event) { tell(f.denial(e)) })
+}
+
+func (f *Gate) denial(e bpf.Event) Denial {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := Denial{Event: e}
+	var in string
+	for id, h := range f.holds {
+		switch {
+		case h.cgroup == e.Cgroup:
+		case h.pod != e.Cgroup || h.pod == 0:
+			continue
+		default: // the pod's limit: whose process it was is known as long as it lives
+			if in == "" {
+				in = f.cgroupOf(e.PID)
+			}
+			if !within(in, h.dir) {
+				continue
 			}
 		}
-		f.mu.Unlock()
-		tell(id, e)
-	})
+		d.Container = id
+		d.Enforced = h.policy.Enforce && (e.Kind != bpf.ManagedMemory || h.policy.EnforceUVM)
+		return d
+	}
+	for _, h := range f.holds {
+		if h.pod == e.Cgroup && h.pod != 0 {
+			d.Enforced = h.policy.Enforce
+			return d
+		}
+	}
+	d.Enforced = f.deny // of a process that no container of ours has
+	return d
+}
+
+// cgroupOf is the folder of a process's cgroup in the v2 tree, "" when it is gone.
+func (f *Gate) cgroupOf(pid int) string {
+	b, err := os.ReadFile(filepath.Join(f.opts.Proc, strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::/"); ok {
+			return filepath.Join(f.opts.CgroupRoot, path)
+		}
+	}
+	return ""
+}
+
+func within(dir, parent string) bool {
+	return dir != "" && (dir == parent || strings.HasPrefix(dir, parent+"/"))
 }
 
 // Close forgets the gate, which stays closed.

@@ -4,6 +4,7 @@ package fence
 
 import (
 	"context"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/bpf"
+	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -25,9 +27,17 @@ type fakeGate struct {
 	carrier  bpf.Carrier
 	copies   bpf.Copies
 	misses   uint64
+	failing  error // of Configure
+	events   chan bpf.Event
 }
 
-func (f *fakeGate) Configure(s bpf.Settings) error    { f.bpf = s; return nil }
+func (f *fakeGate) Configure(s bpf.Settings) error {
+	if f.failing != nil {
+		return f.failing
+	}
+	f.bpf = s
+	return nil
+}
 func (f *fakeGate) SetDevices(d []bpf.Device) error   { f.devices = d; return nil }
 func (f *fakeGate) SetExempt(c []uint64) error        { f.exempt = c; return nil }
 func (f *fakeGate) DropPolicy(c uint64) error         { delete(f.policies, c); delete(f.usage, c); return nil }
@@ -36,9 +46,15 @@ func (f *fakeGate) ReleaseCopies() error              { f.copies = bpf.CopiesNon
 func (f *fakeGate) Carrier() bpf.Carrier              { return f.carrier }
 func (f *fakeGate) Copies() bpf.Copies                { return f.copies }
 func (f *fakeGate) Misses() (uint64, error)           { return f.misses, nil }
-func (f *fakeGate) Events(ctx context.Context, _ func(bpf.Event)) error {
-	<-ctx.Done()
-	return ctx.Err()
+func (f *fakeGate) Events(ctx context.Context, tell func(bpf.Event)) error {
+	for {
+		select {
+		case e := <-f.events:
+			tell(e)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 func (f *fakeGate) Close() error { return nil }
 func (f *fakeGate) Managed() ([]uint64, error) {
@@ -83,7 +99,8 @@ func gateAt(t *testing.T, word string, strict bool) (*Gate, *fakeGate, Subject) 
 	}
 	k := &fakeGate{policies: map[uint64]bpf.Policy{}, usage: map[uint64]*bpf.Usage{}, carrier: bpf.CarrierLSM}
 	f := NewGate(GateOptions{Word: word, Strict: strict, CgroupRoot: filepath.Join(root, "cg"), Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys"), Settle: time.Second})
-	f.kernel, f.absent = k, ""
+	f.opts.Kernel = k
+	f.Open(t.Context())
 	if err := f.Driver("570.133.20"); err != nil {
 		t.Fatal(err)
 	}
@@ -176,12 +193,216 @@ func TestGateQuiesceLetsTheModuleGo(t *testing.T) {
 }
 
 func TestGateDeniesUnmanaged(t *testing.T) {
-	f, k, _ := gateAt(t, GateEnforce, false)
-	if err := f.DenyUnmanaged(true, []string{"exe:/usr/bin/x"}); err != nil || !k.bpf.CloseUnmanaged || len(k.exempt) != 1 {
+	f, k, s := gateAt(t, GateEnforce, false)
+	if err := f.DenyUnmanaged(true, []string{"exe:/usr/bin/x", "comm:x", "cgroup:/pod/dcgm-*"}); err != nil || !k.bpf.CloseUnmanaged || len(k.exempt) != 1 {
 		t.Errorf("%v, %+v, %v", err, k.bpf, k.exempt)
+	}
+	// An exempt cgroup that comes later is exempt, too, and one that has gone is forgotten.
+	dcgm := filepath.Join(s.PodCgroup, "dcgm-1")
+	if err := os.Mkdir(dcgm, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	id, err := cgroupID(dcgm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.RefreshExempt(); err != nil || len(k.exempt) != 2 || !slices.Contains(k.exempt, id) {
+		t.Errorf("%v, %v, want %d in it", err, k.exempt, id)
+	}
+	if err := os.Remove(dcgm); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.RefreshExempt(); err != nil || len(k.exempt) != 1 {
+		t.Errorf("%v, %v", err, k.exempt)
+	}
+	// The driver comes up again, and it is kept.
+	if err := f.Driver("580.95.05"); err != nil || !k.bpf.CloseUnmanaged {
+		t.Errorf("%v, %+v", err, k.bpf)
 	}
 	if err := f.DenyUnmanaged(false, nil); err != nil || k.bpf.CloseUnmanaged || len(k.exempt) != 0 {
 		t.Errorf("%v, %+v", err, k.bpf)
+	}
+	if err := f.DenyUnmanaged(true, []string{"cgroup:["}); err == nil || k.bpf.CloseUnmanaged {
+		t.Errorf("a pattern that is none: %v, %+v", err, k.bpf)
+	}
+}
+
+// TestGateDenyThatFailsIsNotInForce: what was refused is not done by the next driver either, when nobody is exempt.
+func TestGateDenyThatFailsIsNotInForce(t *testing.T) {
+	f, k, _ := gateAt(t, GateEnforce, false)
+	own := filepath.Join(f.opts.Proc, "self/cgroup")
+	for _, tt := range []struct {
+		name string
+		edit func() error
+	}{
+		{"gpufenced is in the root", func() error { return os.WriteFile(own, []byte("0::/\n"), 0o600) }},
+		{"its cgroup cannot be read", func() error { return os.Remove(own) }},
+		{"the kernel takes no settings", func() error {
+			k.failing = os.ErrInvalid
+			return os.WriteFile(own, []byte("0::/system.slice/gpufenced.service\n"), 0o600)
+		}},
+	} {
+		if err := tt.edit(); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.DenyUnmanaged(true, nil); err == nil {
+			t.Errorf("%s: no error", tt.name)
+		}
+		k.failing = nil
+		if err := f.Driver("580.95.05"); err != nil || k.bpf.CloseUnmanaged {
+			t.Errorf("%s: %v, %+v", tt.name, err, k.bpf)
+		}
+	}
+}
+
+// TestGateManagedMemory: ranges of managed memory have room in memory.max, and may spill as far as memory.swap.max
+// says. By default what is longer is told.
+func TestGateManagedMemory(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		word            string
+		managed, alone  bool
+		max, swap       uint64
+		podMax, podSwap uint64
+		want            uint64
+		enforced, whole bool
+		observed        bool
+	}{
+		{name: "counted", word: GateEnforce, max: 4 << 30, want: 4<<30 + gateMargin(4<<30), whole: true},
+		{name: "enforced", word: GateEnforce, managed: true, max: 4 << 30, want: 4<<30 + gateMargin(4<<30), enforced: true, whole: true},
+		{name: "with swap", word: GateEnforce, managed: true, max: 4 << 30, swap: 1 << 30, want: 5<<30 + gateMargin(4<<30), enforced: true, whole: true},
+		{name: "unlimited", word: GateEnforce, managed: true, max: quota.Unlimited, want: math.MaxUint64, enforced: true, whole: true},
+		{name: "unlimited swap", word: GateEnforce, managed: true, max: 4 << 30, swap: quota.Unlimited, want: math.MaxUint64, enforced: true, whole: true},
+		{name: "of its pod", word: GateEnforce, managed: true, alone: true, max: quota.Unlimited, podMax: 2 << 30, podSwap: 1 << 30, want: 3<<30 + gateMargin(2<<30), enforced: true, whole: true},
+		{name: "the gate audits", word: GateAudit, managed: true, max: 4 << 30, want: 4<<30 + gateMargin(4<<30)},
+		{name: "observed", word: GateEnforce, managed: true, observed: true, max: 4 << 30, want: 4<<30 + gateMargin(4<<30)},
+	} {
+		f, k, s := gateAt(t, tt.word, false)
+		f.opts.Managed, s.Alone, s.Observed = tt.managed, tt.alone, tt.observed
+		s.Grant.Container = map[string]quota.Limits{"GPU-a": {Max: tt.max, SwapMax: tt.swap}}
+		s.Grant.Pod = map[string]quota.Limits{"GPU-a": {Max: tt.podMax, SwapMax: tt.podSwap}}
+		if _, err := f.Raise(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		own, err := cgroupID(s.Cgroup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := k.policies[own]; p.UVMBytes != tt.want || p.EnforceUVM != tt.enforced || p.Enforce != tt.whole {
+			t.Errorf("%s: %+v, want %d", tt.name, p, tt.want)
+		}
+		d := f.denial(bpf.Event{Cgroup: own, Kind: bpf.ManagedMemory})
+		if d.Container != s.ID || d.Enforced != tt.enforced {
+			t.Errorf("%s: %+v", tt.name, d)
+		}
+		if d := f.denial(bpf.Event{Cgroup: own}); d.Enforced != tt.whole {
+			t.Errorf("%s: %+v", tt.name, d)
+		}
+	}
+}
+
+// TestGateDenialOfAPod: what its pod's limit refused is the container's whose process it was.
+func TestGateDenialOfAPod(t *testing.T) {
+	f, _, s := gateAt(t, GateEnforce, false)
+	if _, err := f.Raise(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := cgroupID(s.PodCgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proc := func(pid, cgroup string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(f.opts.Proc, pid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(f.opts.Proc, pid, "cgroup"), []byte("12:devices:/x\n0::"+cgroup+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proc("41", "/pod/main/nested")
+	proc("42", "/pod/mainly")
+	for _, tt := range []struct {
+		pid    int
+		cgroup uint64
+		want   policy.ContainerID
+		on     bool
+	}{{41, pod, s.ID, true}, {42, pod, "", true}, {43, pod, "", true}, {41, 99, "", false}} {
+		if d := f.denial(bpf.Event{Cgroup: tt.cgroup, PID: tt.pid}); d.Container != tt.want || d.Enforced != tt.on {
+			t.Errorf("process %d of %d: %+v", tt.pid, tt.cgroup, d)
+		}
+	}
+}
+
+// TestGateOverSeveralGPUs: their sum is compared with NVML, whose answers are not of one moment, and what a free has
+// not given back is found there, too.
+func TestGateOverSeveralGPUs(t *testing.T) {
+	f, k, s := gateAt(t, GateEnforce, false)
+	second := filepath.Join(f.opts.Proc, "driver/nvidia/gpus/0000:02:00.0/information")
+	if err := os.MkdirAll(filepath.Dir(second), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(second, []byte("GPU UUID: \t GPU-b\nDevice Minor: \t 4\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Grant.GPUs = append(s.Grant.GPUs, quota.GPU{UUID: "GPU-b"})
+	s.Grant.Container["GPU-b"] = quota.Limits{Max: 2 << 30}
+	if _, err := f.Raise(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	own, err := cgroupID(s.Cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := k.policies[own]; p.LimitBytes != 6<<30+gateMargin(6<<30) || !slices.Equal(p.Minors, []int{3, 4}) {
+		t.Errorf("%+v", p)
+	}
+	if st := f.State(s, "GPU-b"); st.State != Degraded || !strings.Contains(st.Why, "another GPU") {
+		t.Errorf("%+v", st)
+	}
+	u := k.usage[own]
+	now := time.Duration(0)
+	look := func(a, b uint64) (kill bool) {
+		t.Helper()
+		for gpu, bytes := range map[string]uint64{"GPU-a": a, "GPU-b": b} {
+			dead, _, err := f.Sample(s.ID, gpu, now, bytes, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kill = kill || dead
+		}
+		now += 100 * time.Millisecond
+		return kill
+	}
+	// 2 GiB move to and fro, always in both answers.
+	u.Used, u.Peak, u.Charged = 2<<30, 2<<30, 2<<30
+	for i := range 60 {
+		a, b := uint64(2<<30), uint64(2<<30)
+		if i%5 == 4 {
+			a, b = 0, 0
+		}
+		u.Charged, u.Credited = u.Charged+2<<30, u.Credited+2<<30
+		if look(a, b) || u.Used != 2<<30 {
+			t.Fatalf("look %d: a legal program is accused, or its charge is wrong: %+v", i, u)
+		}
+	}
+	// What ended unseen is given back.
+	for range 30 {
+		if look(1<<30, 0) {
+			t.Fatal("killed")
+		}
+	}
+	if u.Used != 1<<30 {
+		t.Errorf("%d are charged for what is gone", u.Used)
+	}
+	// It has 1 GiB on each, and the gate was made to see one of them freed.
+	u.Used, u.Charged, u.Credited, u.Peak = 1<<30, u.Charged+1<<30, u.Credited+1<<30, 1<<30
+	for range 30 {
+		look(1<<30, 1<<30)
+		u.Peak = u.Used
+	}
+	if u.Used < 2<<30 {
+		t.Errorf("a free that did not happen: %+v", u)
 	}
 }
 

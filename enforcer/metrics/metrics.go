@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -47,6 +48,7 @@ type Snapshot struct {
 var (
 	containerLabels = []string{"namespace", "pod", "container", "gpu_uuid"}
 	gpuLabels       = []string{"gpu_uuid"}
+	denialLabels    = []string{"namespace", "pod", "container", "reason", "enforced"} // of all of its GPUs: a request names none
 )
 
 func with(labels []string, more ...string) []string {
@@ -91,10 +93,18 @@ type Metrics struct {
 	pages    string
 	refused  *prometheus.CounterVec
 	latency  prometheus.Histogram
+	denials  *prometheus.CounterVec
+	denied   *prometheus.CounterVec
 
 	mu   sync.Mutex // one scrape at a time, over what follows
 	past map[string]*past
+	// denialsOf are the containers that the gate's counters are of.
+	denialsMu sync.Mutex
+	denialsOf map[denied]bool
 }
+
+// denied is whom a denial is about.
+type denied struct{ namespace, pod, container string }
 
 // past is what the earlier lives of a container's name have counted.
 type past struct {
@@ -122,7 +132,13 @@ func (c *counts) add(o counts) {
 // of the shared pages.
 func New(snapshot func() Snapshot, pages string) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewPedanticRegistry(), snapshot: snapshot, pages: pages, past: map[string]*past{},
+		registry: prometheus.NewPedanticRegistry(), snapshot: snapshot, pages: pages, past: map[string]*past{}, denialsOf: map[denied]bool{},
+		denials: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpufence_gate_denials_total", Help: "Requests that the gate has refused and told gpufenced of, or would have refused where it only counts.",
+		}, denialLabels),
+		denied: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpufence_gate_denied_bytes_total", Help: "How much those requests asked for.",
+		}, denialLabels),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpufence_start_refused_total", Help: "Containers that were refused, by the code of docs/errors.md.",
 		}, []string{"code"}),
@@ -131,7 +147,7 @@ func New(snapshot func() Snapshot, pages string) *Metrics {
 			Buckets: []float64{.005, .01, .025, .05, .075, .1, .15, .25, .5, 1, 2.5, 5},
 		}),
 	}
-	m.registry.MustRegister(m.refused, m.latency, (*collector)(m))
+	m.registry.MustRegister(m.refused, m.latency, m.denials, m.denied, (*collector)(m))
 	return m
 }
 
@@ -144,6 +160,50 @@ func (m *Metrics) Refused(code string) {
 		}
 	}
 	m.refused.WithLabelValues(string(quota.CodeInternal)).Inc() // only codes of the table are labels
+}
+
+// Denial is what the gate refused, or would have. Reason is one of a few words; the names are empty where it was no
+// managed container.
+type Denial struct {
+	Namespace, Pod, Container string
+	Reason                    string
+	Enforced                  bool
+	Bytes                     uint64
+}
+
+// Denied counts a denial.
+func (m *Metrics) Denied(d Denial) {
+	of := denied{label(d.Namespace), label(d.Pod), label(d.Container)}
+	labels := []string{of.namespace, of.pod, of.container, label(d.Reason), strconv.FormatBool(d.Enforced)}
+	m.denialsMu.Lock()
+	defer m.denialsMu.Unlock() // not between a scrape's look for whom to forget and its forgetting
+	m.denialsOf[of] = true
+	m.denials.WithLabelValues(labels...).Inc()
+	m.denied.WithLabelValues(labels...).Add(float64(d.Bytes))
+}
+
+// forgetDenials lets go of the counters of containers that have ended.
+func (m *Metrics) forgetDenials(s Snapshot) {
+	m.denialsMu.Lock()
+	defer m.denialsMu.Unlock()
+	if len(m.denialsOf) == 0 {
+		return
+	}
+	live := map[denied]bool{{}: true}
+	for i := range s.Containers {
+		if k := &s.Containers[i]; k.EndedAt == nil || s.Now.Sub(*k.EndedAt) < EndedKeep {
+			live[denied{label(k.Pod.Namespace), label(k.Pod.Name), label(cmp.Or(k.Name, k.Key.ID))}] = true
+		}
+	}
+	for of := range m.denialsOf {
+		if live[of] {
+			continue
+		}
+		delete(m.denialsOf, of)
+		for _, v := range []*prometheus.CounterVec{m.denials, m.denied} {
+			v.DeletePartialMatch(prometheus.Labels{"namespace": of.namespace, "pod": of.pod, "container": of.container})
+		}
+	}
 }
 
 // Killed measures a kill.
@@ -176,6 +236,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot()
+	(*Metrics)(c).forgetDenials(s)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}

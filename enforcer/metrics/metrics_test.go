@@ -50,6 +50,7 @@ func full() *Metrics {
 	m := fixed(&Snapshot{Now: start, Containers: []api.Container{container("ns", "pod", "main", "a", api.Events{})}, GPUs: []api.GPUState{gpu()}})
 	m.Refused("E1401")
 	m.Killed(time.Millisecond)
+	m.Denied(Denial{Namespace: "ns", Pod: "pod", Container: "main", Reason: "over-limit", Enforced: true, Bytes: 5})
 	return m
 }
 
@@ -94,6 +95,8 @@ func TestTheContract(t *testing.T) {
 		"gpufence_throttled_seconds_total": "counter " + of,
 		"gpufence_fence_state":             "gauge container,fence,gpu_uuid,namespace,pod,state",
 		"gpufence_start_refused_total":     "counter code",
+		"gpufence_gate_denials_total":      "counter container,enforced,namespace,pod,reason",
+		"gpufence_gate_denied_bytes_total": "counter container,enforced,namespace,pod,reason",
 		"gpufence_gpu_capacity_bytes":      "gauge gpu_uuid",
 		"gpufence_gpu_allocatable_bytes":   "gauge gpu_uuid",
 		"gpufence_gpu_reserved_bytes":      "gauge gpu_uuid",
@@ -214,6 +217,50 @@ func TestEndedContainersDropOut(t *testing.T) {
 	}
 	if len(m.past) != 0 {
 		t.Errorf("%d names are remembered", len(m.past))
+	}
+}
+
+// Denials are counted for as long as their container is there, and 10 minutes more; who is in none has one set.
+func TestDenials(t *testing.T) {
+	s := Snapshot{Now: start}
+	m := fixed(&s)
+	m.Denied(Denial{Reason: "unmanaged", Enforced: true})
+	idle := series(t, m.Gatherer())
+	for i := range 200 {
+		name := fmt.Sprint("job-", i)
+		s.Containers = []api.Container{container("ns", name, "main", "a", api.Events{})}
+		s.Containers[0].GPUs = nil // its other series are not counted here
+		for range 3 {
+			for _, reason := range []string{"over-limit", "heap-call"} {
+				m.Denied(Denial{Namespace: "ns", Pod: name, Container: "main", Reason: reason, Enforced: reason == "over-limit", Bytes: 1 << 20})
+			}
+		}
+		if got := series(t, m.Gatherer()); got != idle+4 {
+			t.Fatalf("round %d: %d series, want %d", i, got, idle+4)
+		}
+		want := fmt.Sprintf(`
+# HELP gpufence_gate_denied_bytes_total How much those requests asked for.
+# TYPE gpufence_gate_denied_bytes_total counter
+gpufence_gate_denied_bytes_total{container="",enforced="true",namespace="",pod="",reason="unmanaged"} 0
+gpufence_gate_denied_bytes_total{container="main",enforced="false",namespace="ns",pod="%s",reason="heap-call"} 3.145728e+06
+gpufence_gate_denied_bytes_total{container="main",enforced="true",namespace="ns",pod="%s",reason="over-limit"} 3.145728e+06
+`, name, name)
+		if err := testutil.GatherAndCompare(m.Gatherer(), strings.NewReader(want), "gpufence_gate_denied_bytes_total"); err != nil {
+			t.Fatal(err)
+		}
+		ended := s.Now
+		s.Containers[0].State, s.Containers[0].EndedAt = "ended", &ended
+		if got := series(t, m.Gatherer()); got != idle+4 {
+			t.Fatalf("round %d: %d series just after the end", i, got)
+		}
+		s.Now = s.Now.Add(EndedKeep)
+		series(t, m.Gatherer()) // this scrape lets go: what was gathered beside it may still have them
+		if got := series(t, m.Gatherer()); got != idle {
+			t.Fatalf("round %d: %d series long after the end, want %d", i, got, idle)
+		}
+	}
+	if len(m.denialsOf) != 1 {
+		t.Errorf("%d are remembered", len(m.denialsOf))
 	}
 }
 

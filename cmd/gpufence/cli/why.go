@@ -34,6 +34,7 @@ var rules = map[string]struct{ rule, mend string }{
 	"would-kill":        {"as for a kill, but nothing is enforced here (mode, or `gpufence disable`)", "raise gpufence.dev/memory.max, or make the program use less"},
 	"kill-withheld":     {"as for a kill, but the death of an MPS client can fault its peers", "kill-mps = true, if that is wanted"},
 	"gate-refused":      {"the kernel refuses a managed container what is above its limit, devices that it was not granted, and requests that cannot be weighed; the first of a second are told, all are counted", "see docs/gate.md: a program that loads the shim is refused earlier, with CUDA's own error"},
+	"gate-would-refuse": {"as for a refusal of the gate, but it only counts here: policy, or a driver whose requests nobody has recorded; managed memory with gate-managed = \"audit\"", "gate = \"enforce\", if that is wanted: see docs/gate.md"},
 	"gate-race":         {"a request was changed while the kernel read it, which no program does by accident: SIGKILL before it can use what it got", "find out what runs in that container"},
 	"kill-failed":       {"SIGKILL was sent and the process is still there: it sleeps in the kernel, most likely in the driver", "see the kernel's log; the GPU may have to be reset"},
 	"refused":           {"a container starts only if it can be fenced and its guarantee be kept", ""},

@@ -23,6 +23,7 @@ type Account struct {
 type Truth struct {
 	At            time.Duration // monotonic, when it was asked
 	NVMLBytes     uint64        // of its processes
+	MostBytes     uint64        // what they may be more, where GPUs were asked one after another; see [Sums]
 	OverheadBytes uint64        // an upper bound of what it counts and no request asks for: contexts, page tables
 	LimitBytes    uint64
 }
@@ -58,8 +59,12 @@ type Credit struct {
 	baseline uint64 // the driver's own, beyond what was said to bound it
 }
 
-// creditHorizon is for how many settles credit can turn out to be forged.
-const creditHorizon = 3
+// creditHorizon is for how many settles credit can turn out to be forged, and for no fewer samples than
+// creditSamples: those of a node that is short of time are far apart.
+const (
+	creditHorizon = 3
+	creditSamples = 8
+)
 
 type point struct {
 	at                                  time.Duration
@@ -68,10 +73,11 @@ type point struct {
 
 // Step takes one sample.
 func (c *Credit) Step(a Account, tr Truth) Verdict {
-	c.points = append(c.points, point{at: tr.At, peak: max(a.PeakBytes, a.UsedBytes), charged: a.ChargedBytes, credited: a.CreditedBytes, nvml: tr.NVMLBytes, used: a.UsedBytes})
+	most := max(tr.NVMLBytes, tr.MostBytes)
+	c.points = append(c.points, point{at: tr.At, peak: max(a.PeakBytes, a.UsedBytes), charged: a.ChargedBytes, credited: a.CreditedBytes, nvml: most, used: a.UsedBytes})
 	// One point that is older than that stays: it tells what the sums were then. A forged free shows when the
 	// charge from before it is a settle old, and then it must still be known.
-	for len(c.points) > 2 && c.points[1].at <= tr.At-creditHorizon*c.Settle {
+	for len(c.points) > creditSamples && c.points[1].at <= tr.At-creditHorizon*c.Settle {
 		c.points = c.points[1:]
 	}
 	first := c.points[0] // the newest that is at least a settle old
@@ -124,7 +130,7 @@ func (c *Credit) Step(a Account, tr Truth) Verdict {
 		return v
 	}
 	c.strikes = 0
-	if c.noCredit && tr.NVMLBytes <= a.UsedBytes+own {
+	if c.noCredit && most <= a.UsedBytes+own {
 		c.noCredit, v.NoCredit = false, false
 	}
 	// What ended in ways that the gate does not see (the driver's own choice of handles, a device freed with all

@@ -193,3 +193,77 @@ func TestAboveTheLimitWithoutAnyCredit(t *testing.T) {
 		t.Fatalf("%+v", v)
 	}
 }
+
+// TestSums: what moves from one GPU to the other between the calls makes neither a sum that is too great nor one
+// that is too small; what is there on both is found.
+func TestSums(t *testing.T) {
+	at := func(i int) time.Duration { return time.Duration(i) * 100 * time.Millisecond }
+	s := &Sums{Settle: time.Second}
+	gpus := []string{"a", "b"}
+	for i := range 40 { // 100 MB that are always on the one that is asked, or always on the other
+		a, b := uint64(100*mb), uint64(100*mb)
+		if i >= 20 {
+			a, b = 0, 0
+		}
+		if i%2 == 1 {
+			a, b = b-b, a-a
+		}
+		s.Take("a", at(i), a, 1)
+		s.Take("b", at(i), b, 2)
+		least, most, overhead, ok := s.Bounds(gpus, at(i))
+		if i < 8 {
+			if ok {
+				t.Errorf("%d answers were enough", i+1)
+			}
+			continue
+		}
+		if !ok || least > 100*mb || i < 20 && most < 100*mb || overhead != 3 {
+			t.Fatalf("answer %d: %d to %d, %d beside, %v", i, least, most, overhead, ok)
+		}
+	}
+	for i := 40; i < 60; i++ {
+		s.Take("a", at(i), 100*mb, 1)
+		s.Take("b", at(i), 200*mb, 2)
+	}
+	if least, most, _, ok := s.Bounds(gpus, at(59)); !ok || least != 300*mb || most != 300*mb {
+		t.Errorf("%d to %d, %v", least, most, ok)
+	}
+	s.Take("a", at(80), 100*mb, 1)
+	s.Take("a", at(81), 100*mb, 1)
+	if _, _, _, ok := s.Bounds(gpus, at(81)); ok {
+		t.Error("a GPU that has not told for longer than a settle was added up")
+	}
+	if _, _, _, ok := s.Bounds(nil, at(81)); ok {
+		t.Error("nothing was added up")
+	}
+}
+
+// TestForgedFreeBetweenRareSamples: on a node that is short of time samples are further apart than a settle, and a free
+// that did not happen is found all the same.
+func TestForgedFreeBetweenRareSamples(t *testing.T) {
+	for _, apart := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 900 * time.Millisecond, 1600 * time.Millisecond, 5 * time.Second, time.Minute} {
+		m, c := &gateModel{own: 10 * mb}, newCredit()
+		const limit = 4096 * mb
+		look := func(n int) (adjusted int64, kill bool) {
+			for range n {
+				m.now += apart
+				v := m.step(c, limit, 0)
+				adjusted, kill = adjusted+max(0, v.AdjustBytes), kill || v.Kill
+			}
+			return adjusted, kill
+		}
+		m.alloc(limit, 1024*mb)
+		if n, kill := look(20); n != 0 || kill {
+			t.Fatalf("samples %v apart: a legal program is accused", apart)
+		}
+		settle := 5 + int(time.Second/apart)
+		m.free(1024*mb, true, true)
+		if n, kill := look(settle); n < 900*mb || kill {
+			t.Errorf("samples %v apart: %d MiB are charged back, kill %v", apart, n/mb, kill)
+		}
+		m.free(1024*mb, true, true)
+		if _, kill := look(2 * settle); !kill {
+			t.Errorf("samples %v apart: not killed for the second time", apart)
+		}
+	}
+}
