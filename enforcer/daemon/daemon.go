@@ -58,6 +58,7 @@ const (
 	filesInterval = time.Second               // between two writes of memory.* without a reason
 	rescanEvery   = 5 * time.Second           // the set of GPUs changes where MIG mode is switched
 	emptyLimit    = 10 * time.Second
+	cgroupEvery   = 5 // collections between two looks for the cgroup of a process that lives
 )
 
 // Options are what a daemon is made of.
@@ -110,10 +111,13 @@ type Daemon struct {
 	mu      sync.Mutex
 	reg     *registry.Registry
 	runtime map[string]*podRuntime // by pod name
-	dirty   map[string]bool        // pods whose file lags behind
-	gpus    map[string]*gpuState   // by UUID
-	order   []string               // UUIDs in NVML's order
-	split   []gpu.Info             // GPUs in MIG mode, which are used through their instances
+	// runtimes changes with the set of those, which allPages has in order.
+	runtimes uint64
+	allPages pagesOf
+	dirty    map[string]bool      // pods whose file lags behind
+	gpus     map[string]*gpuState // by UUID
+	order    []string             // UUIDs in NVML's order
+	split    []gpu.Info           // GPUs in MIG mode, which are used through their instances
 	// anyInstance: one of the GPUs is a MIG instance.
 	anyInstance  bool
 	capabilities string // the driver's folder of MIG capabilities
@@ -122,6 +126,7 @@ type Daemon struct {
 	sample       uint64                               // number of the newest tick
 	empty        map[policy.ContainerID]time.Duration // since when nothing lives in a container
 	lastIdl      time.Duration                        // when GPUs without a container were last asked
+	collected    uint64                               // how often what ended was collected
 	facts        *facts
 	changed      chan struct{} // closed and replaced after each step and each change of state
 	kick         chan struct{} // asks for a tick now
@@ -199,6 +204,7 @@ type gpuState struct {
 	// draining are containers that ended and whose memory is still listed.
 	draining map[policy.ContainerID]drain
 	last     lastStep
+	pages    pagesOf // of the pods that have it
 	// gone: NVML does not list it any more, and why that may be.
 	gone    bool
 	goneWhy string
@@ -474,8 +480,8 @@ func (d *Daemon) poke() {
 
 // event puts an entry into the journal and the log.
 func (d *Daemon) event(ev api.Event) {
+	d.measure(&ev) // before: who reads the entry finds it counted
 	ev, err := d.journal.Append(ev)
-	d.measure(&ev)
 	fields := logrus.Fields{"event": ev.Type, "seq": ev.Seq}
 	if ev.Code != "" {
 		fields["code"] = ev.Code

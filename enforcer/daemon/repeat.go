@@ -84,7 +84,7 @@ func (d *Daemon) remember(g *gpuState, pods []*registry.Pod, in *policy.Input, p
 
 // repeats says whether a sample and everything beside it is what the newest full step went by, so
 // that another step would change nothing. The ledgers were read. The caller holds mu.
-func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*registry.Pod, now time.Duration) bool {
+func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*registry.Pod, pages []*podRuntime, now time.Duration) bool {
 	l := &g.last
 	if !l.made || l.waits || g.above || g.rising || len(d.killing) > 0 || !g.machine.Settled() || now-l.at >= stepEvery {
 		return false
@@ -96,7 +96,7 @@ func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*regi
 		return false
 	}
 	for i, p := range pods {
-		rt := d.runtime[p.Name]
+		rt := pages[i]
 		if rt == nil || rt.snapshot != l.snapshots[i] || rt.number > number { // then peaks may be missing
 			return false
 		}
@@ -189,6 +189,26 @@ func (d *Daemon) saidAny() bool {
 	d.seen.mu.Lock()
 	defer d.seen.mu.Unlock()
 	return len(d.saidErr) > 0
+}
+
+// pagesOf are pods with their open pages, nil where they have none. They are asked for with every
+// sample, and are the same for as long as neither the pods nor who has pages changes.
+type pagesOf struct {
+	pods     []*registry.Pod
+	runtimes uint64
+	pages    []*podRuntime
+}
+
+// of is in the order of the pods, a slice of the registry's.
+func (l *pagesOf) of(d *Daemon, pods []*registry.Pod) []*podRuntime {
+	same := len(pods) == len(l.pods) && (len(pods) == 0 || &pods[0] == &l.pods[0])
+	if !same || l.runtimes != d.runtimes {
+		l.pods, l.runtimes, l.pages = pods, d.runtimes, l.pages[:0]
+		for _, p := range pods {
+			l.pages = append(l.pages, d.runtime[p.Name])
+		}
+	}
+	return l.pages
 }
 
 // stepsOf counts the steps of a pod's GPUs. What its files show changes in steps only, or with what
