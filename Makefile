@@ -246,8 +246,8 @@ bench: ## measure us side by side with the alternative; table, and dist/bench.js
 sim: ## 20 simulated nodes of 16 GPUs, 1,000 containers, 10,000 processes over 4 virtual hours each, on the pure core
 	GPUFENCE_SIM_SEEDS=$(SIM_SEEDS) GPUFENCE_SIM_GPUS=16 GPUFENCE_SIM_MINUTES=240 go test -count=1 -v -timeout 120m -run TestNode ./tests/simnode
 
-.PHONY: soak soak-ledger soak-crash soak-vm soak-docker
-soak: soak-ledger soak-crash soak-vm soak-docker ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
+.PHONY: soak soak-ledger soak-crash soak-vm soak-docker soak-quadlet
+soak: soak-ledger soak-crash soak-vm soak-docker soak-quadlet ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
 	@$(DEPS) $(RUN_NEEDS)
 	$(GOTEST) -race ./enforcer/kube/...
 	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
@@ -274,6 +274,12 @@ soak-docker: ## Docker's and Compose's newest, built from their modules, and Deb
 	@tests/programs/build containerd docker compose >/dev/null
 	@$(MAKE) build
 	GPUFENCE_DOCKER=current $(GOTEST) -count=1 -v -timeout 20m -run TestCurrentDocker ./tests/engines
+
+soak-quadlet: ## the Quadlet unit of docs/podman.md with Debian 13's Podman and systemd
+	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS) $(PACKAGE_TEST_NEEDS)
+	@tests/programs/build nfpm >/dev/null
+	@$(MAKE) build
+	GPUFENCE_SOAK=1 $(GOTEST) -count=1 -v -timeout 30m -run TestQuadlet ./tests/packages
 
 .PHONY: man
 man: ## write manual pages into dist/man and shell completions into dist/completion
