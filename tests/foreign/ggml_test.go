@@ -18,6 +18,9 @@ import (
 // module is what gpufenced's configuration has a module charged, by default.
 const module = 2 * mib
 
+// nothing is the frontier of what computes, for the table.
+const nothing = "; not results: kernels do nothing"
+
 // application is a CUDA back end as its package has it, and what it is run on.
 type application struct {
 	short, name, cuda, major string
@@ -90,7 +93,7 @@ func TestBackEndsOfGGML(t *testing.T) {
 			var without computed
 			for _, delivery := range deliveries {
 				t.Run(delivery, func(t *testing.T) {
-					defer func() { note(a.name, delivery, verdict(t)) }()
+					defer func() { note(a.name, delivery, verdict(t)+nothing) }()
 					var c computed
 					if err := p.python(delivery, "nvml", "ggml.py", &c, runtime, a.major, library, strconv.FormatUint(limit, 10)); err != nil {
 						t.Fatal(err)

@@ -25,7 +25,7 @@ func TestModelOnLlama(t *testing.T) {
 			var without computed
 			for _, delivery := range deliveries {
 				t.Run(delivery, func(t *testing.T) {
-					defer func() { note("a model on "+a.name, delivery, verdict(t)) }()
+					defer func() { note("a model on "+a.name, delivery, verdict(t)+nothing) }()
 					var c computed
 					if err := p.python(delivery, "nvml", "llama.py", &c, runtime, a.major, library, strconv.FormatUint(limit, 10)); err != nil {
 						t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpufence/gpufence/tests/simgpu/simtest"
 )
 
-// The runtime library over libcuda: what its calls become, and the errors that they give.
+// The runtime library over libcuda, and what stands on it: what its calls become, and the errors that they give.
 func TestRuntime(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, cuda string }{
@@ -19,6 +19,10 @@ func TestRuntime(t *testing.T) {
 		{"runtime12_test_asan", "13.0"},
 		{"runtime13_test", "13.0"},
 		{"runtime13_test_asan", "13.5"},
+		{"blas12_test", "12.8"},
+		{"blas12_test_asan", "12.8"},
+		{"blas13_test", "13.0"},
+		{"blas13_test_asan", "13.0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
