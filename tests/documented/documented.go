@@ -141,7 +141,6 @@ var notRun = map[string]string{
 	"make demo":  "it builds into the folder that the tests run from; tests/demo runs what it starts",
 	"make test":  "it is what runs the tests",
 	"make build": "it builds into the folder that the tests run from, before they run",
-	"LD_LIBRARY_PATH=$PWD/dist/simgpu:$PWD/dist/simgpu/runtime SIMGPU_DIR=/run/simgpu ./program":                                                 "the program is one's own; tests/foreign runs such",
 	"cp packaging/systemd/gpufence.sysusers /usr/lib/sysusers.d/gpufence.conf && systemd-sysusers":                                               "it needs systemd; tests/packages installs the same files, and tests/packaging has systemd judge them",
 	"cp packaging/systemd/gpufenced.{socket,service} /usr/lib/systemd/system/":                                                                   "as above",
 	"systemctl enable --now gpufenced.socket gpufenced.service":                                                                                  "it needs systemd as the first process",
