@@ -128,8 +128,8 @@ test-e2e:
 	@# make test-gpu on the simulated GPU, as its own test.
 	$(GOTEST) -count=1 ./tests/hardware
 
-# Of Python's and Node's packages. Another Python than Debian's may do: the script that brings them says so where none does.
-CLIENTS_NEEDS := package:python3-pip npm
+# Of Python's packages. Another Python than Debian's may do: the script that brings them says so where none does.
+CLIENTS_NEEDS := package:python3-pip
 
 .PHONY: test-clients
 test-clients: ## NVIDIA's headers, and clients that we did not write, on the simulated GPU; they are downloaded once
@@ -220,7 +220,7 @@ lint: ## Go, C and shell lints, house rules, formatting
 	cd .ci/tools && go build -o $(DIST)/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(DIST)/tools/golangci-lint run --allow-parallel-runners ./...
 	$(DIST)/tools/golangci-lint fmt --diff
-	shellcheck packaging/deps.sh tests/hardware/bundle packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel bpf/generate tests/bench/gateload/generate .ci/run
+	shellcheck packaging/deps.sh tests/hardware/bundle packaging/nfpm/*.sh packaging/nfpm/after-upgrade tests/packages/root.sh tests/programs/build tests/engines/crio/build tests/unchanged/enter.sh tests/images/fetch.sh tests/vm/kernel tests/foreign/get tests/foreign/get-npm bpf/generate tests/bench/gateload/generate .ci/run
 	@$(MAKE) lint-bpf
 	@$(MAKE) -C shim lint
 	@$(MAKE) -C tests/simgpu lint
