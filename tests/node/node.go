@@ -31,8 +31,14 @@ import (
 	"github.com/gpufence/gpufence/tests/simgpu/server"
 )
 
-// Patience bounds what is waited for; only what hangs takes so long.
-const Patience = 20 * time.Second
+// Patience bounds what is waited for; only what hangs takes so long. GPUFENCE_PATIENCE is another bound, for emulated
+// machines.
+var Patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("GPUFENCE_PATIENCE")); err == nil && d > 0 {
+		return d
+	}
+	return 20 * time.Second
+}()
 
 // Options are what a node is made of.
 type Options struct {
