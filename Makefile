@@ -128,8 +128,8 @@ test-e2e:
 	@# make test-gpu on the simulated GPU, as its own test.
 	$(GOTEST) -count=1 ./tests/hardware
 
-# Of Python's and Node's packages. Another Python than Debian's may do: the script that brings them says so where none does.
-CLIENTS_NEEDS := package:python3-pip npm
+# Of Python's packages. Another Python than Debian's may do: the script that brings them says so where none does.
+CLIENTS_NEEDS := package:python3-pip
 
 .PHONY: test-clients
 test-clients: ## NVIDIA's headers, and clients that we did not write, on the simulated GPU; they are downloaded once

@@ -23,7 +23,6 @@ lookup() {
 	runc) echo "cmd:runc runc" ;;
 	busybox) echo "file:/bin/busybox|/usr/bin/busybox busybox-static" ;;
 	python) echo "cmd:python3 python3-minimal" ;;
-	npm) echo "cmd:npm npm" ;;
 	arm64-cc) echo "cmd:aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu" ;;
 	arm64-libc) echo "file:/usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross" ;;
 	arm64-qemu) echo "cmd:qemu-aarch64-static qemu-user-static" ;;
