@@ -378,9 +378,11 @@ func (f *Gate) set(s Subject) error {
 	}
 	h.cgroup = id
 	p := bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Container), GPU: len(s.Grant.GPUs) > 0, Enforce: f.enforced && !s.Observed, NoCredit: h.noCredit}
+	// No container has more than its pod, whether the pod has a cgroup of its own or not.
+	podLimit := gateLimit(s.Grant.GPUs, s.Grant.Pod)
+	p.LimitBytes = min(p.LimitBytes, podLimit)
 	p.UVMBytes = managedLimit(s.Grant.GPUs, s.Grant.Container)
 	if s.Alone {
-		p.LimitBytes = min(p.LimitBytes, gateLimit(s.Grant.GPUs, s.Grant.Pod))
 		p.UVMBytes = min(p.UVMBytes, managedLimit(s.Grant.GPUs, s.Grant.Pod))
 	}
 	p.EnforceUVM = f.opts.Managed && p.Enforce
@@ -401,7 +403,7 @@ func (f *Gate) set(s Subject) error {
 			return fail(err)
 		}
 		h.pod = pod
-		whole := bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Pod), GPU: true, Enforce: p.Enforce, UVMBytes: math.MaxUint64}
+		whole := bpf.Policy{LimitBytes: podLimit, GPU: true, Enforce: p.Enforce, UVMBytes: math.MaxUint64}
 		if err := f.kernel.SetPolicy(pod, whole); err != nil {
 			return fail(err)
 		}
@@ -409,8 +411,7 @@ func (f *Gate) set(s Subject) error {
 	if err := f.kernel.SetPolicy(id, p); err != nil {
 		return fail(err)
 	}
-	// What its frees are judged by is the limit that it can reach: most containers' is their pod's.
-	h.limit, h.policy = min(p.LimitBytes, gateLimit(s.Grant.GPUs, s.Grant.Pod)), p
+	h.limit, h.policy = p.LimitBytes, p
 	u, err := f.kernel.Adjust(id, 0, false)
 	if err != nil {
 		return fail(err)
@@ -479,6 +480,8 @@ func (f *Gate) State(s Subject, _ string) Status {
 		return h.status
 	case s.Observed:
 		return Status{State: Degraded, Why: "policy only looks"}
+	case s.PodCgroup == "" && !s.Alone && gateLimit(s.Grant.GPUs, s.Grant.Pod) != math.MaxUint64:
+		return Status{State: Degraded, Why: "the pod's cgroup is not known, so its containers are not held to the pod's limit together"}
 	case len(s.Grant.GPUs) > 1:
 		return Status{State: Degraded, Why: fmt.Sprintf("one account over %d GPUs holds their sum only, since a request can be changed to be for another GPU", len(s.Grant.GPUs))}
 	}

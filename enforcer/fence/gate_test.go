@@ -171,6 +171,46 @@ func TestGateRaiseAndLower(t *testing.T) {
 	}
 }
 
+// TestGateHoldsAContainerToItsPod: most containers have no limit of their own, and the kernel is told their pod's, also
+// where the pod has no cgroup that could be held.
+func TestGateHoldsAContainerToItsPod(t *testing.T) {
+	const pod = 6<<30 + 6<<30/100
+	for _, tt := range []struct {
+		name  string
+		own   uint64
+		alone bool
+		known bool // the pod's cgroup
+		want  uint64
+		state State
+	}{
+		{"pod's cgroup known", quota.Unlimited, false, true, pod, Proven},
+		{"pod's cgroup unknown", quota.Unlimited, false, false, pod, Degraded},
+		{"alone", quota.Unlimited, true, false, pod, Proven},
+		{"more than its pod", 7 << 30, false, false, pod, Degraded},
+		{"less than its pod", 1 << 30, false, true, 1<<30 + gateMargin(1<<30), Proven},
+	} {
+		f, k, s := gateAt(t, GateEnforce, false)
+		s.Grant.Container = map[string]quota.Limits{"GPU-a": {Max: tt.own}}
+		s.Alone = tt.alone
+		if !tt.known {
+			s.PodCgroup = ""
+		}
+		if _, err := f.Raise(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		own, err := cgroupID(s.Cgroup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := k.policies[own].LimitBytes; got != tt.want {
+			t.Errorf("%s: the kernel holds it to %d, want %d", tt.name, got, tt.want)
+		}
+		if st := f.State(s, "GPU-a"); st.State != tt.state {
+			t.Errorf("%s: %+v", tt.name, st)
+		}
+	}
+}
+
 func TestGateOfAnUnknownGPUIsDegraded(t *testing.T) {
 	f, _, s := gateAt(t, GateEnforce, false)
 	s.Grant.GPUs = []quota.GPU{{UUID: "GPU-b"}}
