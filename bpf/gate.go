@@ -188,9 +188,20 @@ func Open(pinDir string, carrier Carrier) (_ *Gate, err error) {
 		return nil, err
 	}
 	g := &Gate{dir: cmp.Or(pinDir, DefaultPinDir), maps: map[string]*ebpf.Map{}, links: map[string]link.Link{}, progs: map[string]*ebpf.Program{}, carrier: carrier}
+	made, err := firstMissing(g.dir)
+	if err != nil {
+		return nil, err
+	}
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, g.Close())
+		if err == nil {
+			return
+		}
+		err = errors.Join(err, g.Close())
+		if made == "" {
+			return // an earlier one's pins may hold running containers
+		}
+		if rerr := os.RemoveAll(made); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("take away what was pinned: %w", rerr))
 		}
 	}()
 	for _, d := range []string{"maps", "links", "programs"} {
@@ -267,6 +278,20 @@ func Open(pinDir string, carrier Carrier) (_ *Gate, err error) {
 		}
 	}
 	return g, nil
+}
+
+// firstMissing is the topmost folder that must be made for one to be there, "" if it is there.
+func firstMissing(dir string) (missing string, err error) {
+	for ; ; dir = filepath.Dir(dir) {
+		_, err := os.Stat(dir)
+		switch {
+		case err == nil:
+			return missing, nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", fmt.Errorf("look for the pin folder: %w", err)
+		}
+		missing = dir
+	}
 }
 
 func (g *Gate) path(kind, name string) string { return filepath.Join(g.dir, kind, name) }
@@ -608,7 +633,7 @@ func (g *Gate) SetPolicy(cgroup uint64, p Policy) error {
 
 // DropPolicy makes a cgroup, which has no processes any more, unmanaged.
 func (g *Gate) DropPolicy(cgroup uint64) error {
-	for _, name := range []string{"policies", "usages", "tainted"} {
+	for _, name := range []string{"policies", "usages", "adjusted", "tainted"} {
 		if err := g.maps[name].Delete(cgroup); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("let cgroup %d go: %w", cgroup, err)
 		}
@@ -675,7 +700,11 @@ var ErrUnmanaged = errors.New("the gate does not manage this cgroup")
 func (g *Gate) Adjust(cgroup uint64, bytes int64, resetPeak bool) (Usage, error) {
 	a := gateAdjust{Cgroup: cgroup, Bytes: bytes, ResetPeak: word(resetPeak)}
 	out := gateAdjust{}
-	if _, err := g.progs["adjust_usage"].Run(&ebpf.RunOptions{Context: &a, ContextOut: &out}); err != nil {
+	code, err := g.progs["adjust_usage"].Run(&ebpf.RunOptions{Context: &a, ContextOut: &out})
+	if err == nil && code != 0 {
+		err = unix.ENOMEM // the program's only complaint
+	}
+	if err != nil {
 		return Usage{}, fmt.Errorf("adjust the account of cgroup %d: %w", cgroup, err)
 	}
 	if out.Found == 0 {
@@ -717,6 +746,7 @@ type Event struct {
 	PID, TID                                 int
 	Kind                                     EventKind
 	Class                                    uint32 // of the object; of a device, its number
+	Door                                     Door
 	Errno                                    int
 	Comm                                     string
 }

@@ -27,6 +27,16 @@ type gateAdjust struct {
 	ResetPeak uint32
 }
 
+type gateDoor uint32
+
+const (
+	gateDoorDOOR_IOCTL  gateDoor = 1
+	gateDoorDOOR_COMPAT gateDoor = 2
+	gateDoorDOOR_OPEN   gateDoor = 3
+	gateDoorDOOR_MMAP   gateDoor = 4
+	gateDoorDOOR_COPY   gateDoor = 5
+)
+
 type gateEvent struct {
 	_      structs.HostLayout
 	Ns     uint64
@@ -175,6 +185,7 @@ type gateUsage struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	gateMapAdjusted          = "adjusted"
 	gateMapClients           = "clients"
 	gateMapConfiguration     = "configuration"
 	gateMapDevices           = "devices"
@@ -204,6 +215,7 @@ const (
 	gateProgProbeCopyOut     = "probe_copy_out"
 	gateProgProbeRequestEnd  = "probe_request_end"
 	gateProgRequestEnd       = "request_end"
+	gateVarUnusedDoor        = "unused_door"
 	gateVarUnusedEvent       = "unused_event"
 	gateVarUnusedEventKind   = "unused_event_kind"
 	gateVarUnusedKind        = "unused_kind"
@@ -276,6 +288,7 @@ type gateProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateMapSpecs struct {
+	Adjusted      *ebpf.MapSpec `ebpf:"adjusted"`
 	Clients       *ebpf.MapSpec `ebpf:"clients"`
 	Configuration *ebpf.MapSpec `ebpf:"configuration"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
@@ -294,6 +307,7 @@ type gateMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateVariableSpecs struct {
+	UnusedDoor        *ebpf.VariableSpec `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.VariableSpec `ebpf:"unused_event_kind"`
 	UnusedKind        *ebpf.VariableSpec `ebpf:"unused_kind"`
@@ -321,6 +335,7 @@ func (o *gateObjects) Close() error {
 //
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gateMaps struct {
+	Adjusted      *ebpf.Map `ebpf:"adjusted"`
 	Clients       *ebpf.Map `ebpf:"clients"`
 	Configuration *ebpf.Map `ebpf:"configuration"`
 	Devices       *ebpf.Map `ebpf:"devices"`
@@ -337,6 +352,7 @@ type gateMaps struct {
 
 func (m *gateMaps) Close() error {
 	return _GateClose(
+		m.Adjusted,
 		m.Clients,
 		m.Configuration,
 		m.Devices,
@@ -356,6 +372,7 @@ func (m *gateMaps) Close() error {
 //
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gateVariables struct {
+	UnusedDoor        *ebpf.Variable `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.Variable `ebpf:"unused_event_kind"`
 	UnusedKind        *ebpf.Variable `ebpf:"unused_kind"`

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -47,15 +48,49 @@ func TestParseEvent(t *testing.T) {
 	binary.NativeEndian.PutUint64(b[16:], 1<<20)
 	binary.NativeEndian.PutUint32(b[40:], 42)
 	binary.NativeEndian.PutUint32(b[48:], uint32(gateEventKindEV_RACE))
+	binary.NativeEndian.PutUint32(b[56:], 4)
 	binary.NativeEndian.PutUint32(b[60:], 12)
 	copy(b[64:], "python")
 	e, ok := parseEvent(b)
-	if !ok || e.Cgroup != 7 || e.SizeBytes != 1<<20 || e.PID != 42 || e.Kind.String() != "changed-request" || e.Errno != 12 || e.Comm != "python" {
+	if !ok || e.Cgroup != 7 || e.SizeBytes != 1<<20 || e.PID != 42 || e.Kind.String() != "changed-request" || e.Door != DoorMmap || e.Errno != 12 || e.Comm != "python" {
 		t.Errorf("%+v, %v", e, ok)
 	}
 	if _, ok := parseEvent(b[:79]); ok {
 		t.Error("half an event was taken for one")
 	}
+}
+
+// FuzzParseEvent: what the kernel writes is read as the compiler has laid it out, and nothing else is an event.
+func FuzzParseEvent(f *testing.F) {
+	f.Add(make([]byte, 80))
+	f.Add([]byte(strings.Repeat("\xff", 81)))
+	f.Add([]byte("half"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, ok := parseEvent(b)
+		var c gateEvent
+		n, err := binary.Decode(b, binary.NativeEndian, &c)
+		if ok != (err == nil) {
+			t.Fatalf("%d bytes: %v, %v", len(b), ok, err)
+		}
+		if !ok {
+			return
+		}
+		comm := make([]byte, 0, len(c.Comm))
+		for _, x := range c.Comm {
+			if x == 0 {
+				break
+			}
+			comm = append(comm, byte(x))
+		}
+		want := Event{Cgroup: c.Cgroup, SizeBytes: c.Size, UsedBytes: c.Used, LimitBytes: c.Limit, PID: int(c.Tgid), TID: int(c.Tid),
+			Kind: EventKind(c.Kind), Class: c.Class, Door: Door(c.Door), Errno: int(c.Error), Comm: string(comm)}
+		if e != want || n != 80 {
+			t.Errorf("%+v, want %+v of %d bytes", e, want, n)
+		}
+		if e.Kind.String() == "" {
+			t.Error("a kind without a word")
+		}
+	})
 }
 
 // TestProgramsAreComplete: every name that is loaded by is in the committed object.

@@ -128,6 +128,7 @@ MAP(exempt, BPF_MAP_TYPE_HASH, 1024, __u64, __u32);
 MAP(files, BPF_MAP_TYPE_HASH, 32768, __u64, struct owner);
 MAP(objects, BPF_MAP_TYPE_HASH, 65536, struct object, __u64);
 MAP(clients, BPF_MAP_TYPE_LRU_HASH, 16384, __u32, __u64);
+MAP(adjusted, BPF_MAP_TYPE_HASH, 8192, __u64, __s64); // sum of what gpufenced has added to a cgroup's `used`; see close_account()
 MAP(tainted, BPF_MAP_TYPE_HASH, 8192, __u64, __u64); // how many open files of a cgroup are RACED; see taint()
 MAP(configuration, BPF_MAP_TYPE_ARRAY, 1, __u32, struct settings);
 MAP(stats, BPF_MAP_TYPE_PERCPU_ARRAY, S_COUNT, __u32, __u64);
@@ -138,6 +139,7 @@ static const struct settings no_settings;
 // So that their names reach the generated Go.
 const enum kind *unused_kind __attribute__((unused));
 const enum event_kind *unused_event_kind __attribute__((unused));
+const enum door *unused_door __attribute__((unused));
 const enum policy_flags *unused_policy_flags __attribute__((unused));
 const struct event *unused_event __attribute__((unused));
 const enum stat *unused_stat __attribute__((unused));
@@ -253,7 +255,7 @@ static __always_inline void uncharge(const struct chain *c, __u32 n, __u64 size,
 static __always_inline int charge(const struct chain *c, __u64 size, int force, __u32 class)
 {
 	int rc = 0;
-	__u32 done = 0;
+	__u32 done = 0, kind = EV_QUOTA;
 	__u64 over = 0, limit = 0;
 
 	for (__u32 i = 0; i < CHAIN; i++) {
@@ -271,12 +273,17 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 		__u64 now = __sync_fetch_and_add(&u->used, size) + size;
 		__sync_fetch_and_add(&u->charged, size);
 		done = i + 1;
-		if (!force && (now > p->limit || now < size)) {
+		// Managed ranges count as if all of their pages were on the device. Who maps one adds to `uvm` first and reads
+		// `used` then, so of the two one at least sees the other.
+		__u64 ranges = *(volatile __u64 *)&u->uvm, all = now + ranges;
+		int quota = now > p->limit || now < size, beside = ranges && (all > p->uvm_limit || all < now);
+		if (!force && (quota || beside)) {
 			__sync_fetch_and_add(&u->denied, 1);
 			__sync_fetch_and_add(&u->denied_bytes, size);
 			over = id;
-			limit = p->limit;
-			if (p->flags & F_ENFORCE) {
+			kind = quota ? EV_QUOTA : EV_UVM;
+			limit = quota ? p->limit : p->uvm_limit;
+			if (p->flags & F_ENFORCE && (quota || p->flags & F_UVM)) {
 				rc = -ENOMEM;
 				break;
 			}
@@ -289,7 +296,7 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 		__sync_fetch_and_add(&u->allowed, 1);
 	}
 	if (over)
-		tell(EV_QUOTA, DOOR_IOCTL, over, size, limit, class, ENOMEM);
+		tell(kind, DOOR_IOCTL, over, size, limit, class, ENOMEM);
 	if (rc) {
 		uncharge(c, done, size, 0);
 		count(S_DENIED);
@@ -551,6 +558,10 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 	}
 	if (r.nr != 0x2b && !r.size)
 		return 0;
+	// Also where nothing is charged: the class can be another by the time the driver reads it.
+	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!p && conf()->commits)
+		return enforce ? -ENOMEM : 0; // before anything is charged, which nobody would take back
 	if (r.size) {
 		rc = charge(&c, r.size, 0, r.class);
 		if (rc)
@@ -566,14 +577,8 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 			bpf_map_update_elem(&objects, &key, &r.size, BPF_NOEXIST);
 		}
 	}
-	// Also where nothing was charged: the class can be another by the time the driver reads it.
-	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!p) {
-		if (!conf()->commits)
-			return 0;
-		uncharge(&c, c.n, r.size, 0);
-		return enforce ? -ENOMEM : 0;
-	}
+	if (!p)
+		return 0;
 	p->chain = c;
 	p->file = f;
 	p->charged = r.size;
@@ -664,9 +669,9 @@ static __always_inline int mmap_door(struct file *file)
 		tell(EV_COMPAT, DOOR_MMAP, id, 0, 0, 0, EPERM);
 		return enforce ? -EPERM : 0;
 	}
-	__u64 now = __sync_fetch_and_add(&u->uvm, bytes) + bytes;
+	__u64 now = __sync_fetch_and_add(&u->uvm, bytes) + bytes, all = now + *(volatile __u64 *)&u->used;
 	rc = own(&c, (__u64)file, 0, bytes);
-	if (now > p->uvm_limit || now < bytes || rc) {
+	if (all > p->uvm_limit || now < bytes || all < now || rc) {
 		tell(EV_UVM, DOOR_MMAP, id, bytes, p->uvm_limit, 0, ENOMEM);
 		if (enforce) {
 			__sync_fetch_and_sub(&u->uvm, bytes);
@@ -701,6 +706,36 @@ int mod_open(__u64 *ctx) { return verdict((int)ARG(1) ? (int)ARG(1) : open_door(
 SEC("fmod_ret/security_mmap_file")
 int mod_mmap(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : mmap_door((struct file *)ARG(0))); }
 
+// Takes what was charged through a file off its accounts, less what gpufenced has taken off them before: it does so for
+// memory that NVML does not show any more, and whose that was is not known. Taken off twice, an account would stand for
+// less than the other files hold; not taken off, gpufenced does it within a settle.
+static __always_inline void close_account(const struct owner *o)
+{
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= o->chain.n)
+			break;
+		__u64 id = o->chain.id[i], bytes = o->bytes;
+		struct usage *u = bpf_map_lookup_elem(&usages, &id);
+		if (!u)
+			continue;
+		__s64 *a = bpf_map_lookup_elem(&adjusted, &id);
+		for (int try = 0; a && try < 8; try++) {
+			__s64 was = *(volatile __s64 *)a;
+			if (was >= 0)
+				break;
+			__u64 before = -was, part = before < bytes ? before : bytes;
+			if (__sync_val_compare_and_swap(a, was, was + (__s64)part) == was) {
+				bytes -= part;
+				break;
+			}
+			if (try == 7)
+				bytes = 0; // many files close at once: gpufenced will see
+		}
+		__sync_fetch_and_sub(&u->used, bytes);
+		__sync_fetch_and_add(&u->credited, bytes);
+	}
+}
+
 // The last reference to an open device is gone, and with it everything that was taken through it. This is
 // the kernel's own word, so it is credit at every level.
 SEC("fentry/security_file_free")
@@ -713,7 +748,7 @@ int file_gone(__u64 *ctx)
 	struct owner last = *o;
 	bpf_map_delete_elem(&files, &f);
 	if (last.bytes)
-		uncharge(&last.chain, last.chain.n, last.bytes, 1);
+		close_account(&last);
 	__u64 id = leaf(&last.chain);
 	__u64 *n = last.chain.flags & RACED ? bpf_map_lookup_elem(&tainted, &id) : 0;
 	if (n)
@@ -868,8 +903,15 @@ int adjust_usage(struct adjust *a)
 	if (!u)
 		return 0;
 	a->found = 1;
-	if (a->bytes)
+	if (a->bytes) {
+		__s64 none = 0;
+		bpf_map_update_elem(&adjusted, &id, &none, BPF_NOEXIST); // it may be there
+		__s64 *sum = bpf_map_lookup_elem(&adjusted, &id);
+		if (!sum)
+			return -ENOMEM;
+		__sync_fetch_and_add(sum, a->bytes); // first, so that a file that closes between the two takes too little off
 		__sync_fetch_and_add(&u->used, (__u64)a->bytes);
+	}
 	a->used = u->used;
 	a->charged = u->charged;
 	a->credited = u->credited;

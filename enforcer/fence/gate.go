@@ -671,7 +671,9 @@ func (f *Gate) denial(e bpf.Event) Denial {
 			}
 		}
 		d.Container = id
-		d.Enforced = h.policy.Enforce && (e.Kind != bpf.ManagedMemory || h.policy.EnforceUVM)
+		// The door of managed memory refuses, whatever it is for, where managed memory is refused.
+		managed := e.Kind == bpf.ManagedMemory || e.Door == bpf.DoorMmap
+		d.Enforced = h.policy.Enforce && (!managed || h.policy.EnforceUVM)
 		return d
 	}
 	for _, h := range f.holds {

@@ -331,12 +331,20 @@ func TestGateManagedMemory(t *testing.T) {
 		if p := k.policies[own]; p.UVMBytes != tt.want || p.EnforceUVM != tt.enforced || p.Enforce != tt.whole {
 			t.Errorf("%s: %+v, want %d", tt.name, p, tt.want)
 		}
-		d := f.denial(bpf.Event{Cgroup: own, Kind: bpf.ManagedMemory})
-		if d.Container != s.ID || d.Enforced != tt.enforced {
-			t.Errorf("%s: %+v", tt.name, d)
-		}
-		if d := f.denial(bpf.Event{Cgroup: own}); d.Enforced != tt.whole {
-			t.Errorf("%s: %+v", tt.name, d)
+		for _, e := range []struct {
+			kind     bpf.EventKind
+			door     bpf.Door
+			enforced bool
+		}{
+			{bpf.ManagedMemory, bpf.DoorMmap, tt.enforced},
+			{bpf.ManagedMemory, 1, tt.enforced}, // device memory that has no room beside managed ranges
+			{3, bpf.DoorMmap, tt.enforced},      // a 32-bit mmap, whose length the kernel does not say
+			{3, 2, tt.whole},
+			{1, 1, tt.whole},
+		} {
+			if d := f.denial(bpf.Event{Cgroup: own, Kind: e.kind, Door: e.door}); d.Container != s.ID || d.Enforced != e.enforced {
+				t.Errorf("%s: %s at door %d: %+v, want enforced %v", tt.name, e.kind, e.door, d, e.enforced)
+			}
 		}
 	}
 }

@@ -95,6 +95,7 @@ type benchUsage struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	benchMapAdjusted          = "adjusted"
 	benchMapClients           = "clients"
 	benchMapConfiguration     = "configuration"
 	benchMapDevices           = "devices"
@@ -109,6 +110,7 @@ const (
 	benchMapUsages            = "usages"
 	benchProgDoorOnEnter      = "door_on_enter"
 	benchProgEmpty            = "empty"
+	benchVarUnusedDoor        = "unused_door"
 	benchVarUnusedEvent       = "unused_event"
 	benchVarUnusedEventKind   = "unused_event_kind"
 	benchVarUnusedKind        = "unused_kind"
@@ -166,6 +168,7 @@ type benchProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type benchMapSpecs struct {
+	Adjusted      *ebpf.MapSpec `ebpf:"adjusted"`
 	Clients       *ebpf.MapSpec `ebpf:"clients"`
 	Configuration *ebpf.MapSpec `ebpf:"configuration"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
@@ -184,6 +187,7 @@ type benchMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type benchVariableSpecs struct {
+	UnusedDoor        *ebpf.VariableSpec `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.VariableSpec `ebpf:"unused_event_kind"`
 	UnusedKind        *ebpf.VariableSpec `ebpf:"unused_kind"`
@@ -211,6 +215,7 @@ func (o *benchObjects) Close() error {
 //
 // It can be passed to loadBenchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type benchMaps struct {
+	Adjusted      *ebpf.Map `ebpf:"adjusted"`
 	Clients       *ebpf.Map `ebpf:"clients"`
 	Configuration *ebpf.Map `ebpf:"configuration"`
 	Devices       *ebpf.Map `ebpf:"devices"`
@@ -227,6 +232,7 @@ type benchMaps struct {
 
 func (m *benchMaps) Close() error {
 	return _BenchClose(
+		m.Adjusted,
 		m.Clients,
 		m.Configuration,
 		m.Devices,
@@ -246,6 +252,7 @@ func (m *benchMaps) Close() error {
 //
 // It can be passed to loadBenchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type benchVariables struct {
+	UnusedDoor        *ebpf.Variable `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.Variable `ebpf:"unused_event_kind"`
 	UnusedKind        *ebpf.Variable `ebpf:"unused_kind"`

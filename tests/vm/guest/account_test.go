@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/bpf"
+)
+
+// holder is a client that has taken memory through a file, and keeps it until it is let go.
+func holder(t *testing.T, dir, socket string, g *bpf.Gate, id, bytes uint64) (letGo func()) {
+	t.Helper()
+	before := usage(t, g, id).Used
+	s := start(t, dir, fmt.Sprintf("os64:%d:0", bytes), "send:"+socket)
+	for began := time.Now(); usage(t, g, id).Used != before+bytes; time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatalf("%d bytes were not charged", bytes)
+		}
+	}
+	return func() {
+		t.Helper()
+		client(t, "/sys/fs/cgroup", "receive:"+socket)
+		s.wait(t)
+	}
+}
+
+// TestGivenBackOnce: what gpufenced took off an account, since NVML does not show it any more, goes with its file and
+// is not taken off a second time: the account never stands for less than the files that are open hold.
+func TestGivenBackOnce(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, 100*mib)
+	adjust := func(bytes int64) {
+		t.Helper()
+		if _, err := g.Adjust(id, bytes, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	used := func(when string, want uint64) {
+		t.Helper()
+		if u := usage(t, g, id); u.Used != want {
+			t.Errorf("%s: %d KiB charged, want %d", when, int64(u.Used)>>10, want>>10)
+		}
+	}
+	free := holder(t, dir, "/tmp/free", g, id, 60*mib)
+	hold := holder(t, dir, "/tmp/hold", g, id, 30*mib)
+	adjust(-60 * mib)
+	used("60 of 90 MiB given back", 30*mib)
+	free()
+	used("the file of what was given back is closed", 30*mib)
+	// Then the other may have 70 MiB more, not 130.
+	if got := client(t, dir, fmt.Sprintf("os64:%d:0", 80*mib), fmt.Sprintf("os64:%d:0", 60*mib)); got[0].errno != unix.ENOMEM || got[1].errno != 0 {
+		t.Errorf("beside it: %+v", got)
+	}
+	hold()
+	used("all files are closed", 0)
+
+	// Whose it was is not known: a file that closes first is taken for it, until gpufenced looks again.
+	other, mine := holder(t, dir, "/tmp/other", g, id, 60*mib), holder(t, dir, "/tmp/mine", g, id, 30*mib)
+	adjust(-30 * mib)
+	other()
+	used("another file is closed", 30*mib)
+	adjust(-30 * mib)
+	mine()
+	used("and what gave back", 0)
+
+	// What was charged back is given back like everything else.
+	adjust(20 * mib)
+	again := holder(t, dir, "/tmp/again", g, id, 30*mib)
+	again()
+	used("charged back, beside a file that is closed", 20*mib)
+	adjust(-20 * mib)
+	again = holder(t, dir, "/tmp/again", g, id, 30*mib)
+	again()
+	used("after that", 0)
+}
+
+// TestManagedMemoryBesideDeviceMemory: a managed range and device memory have one room.
+func TestManagedMemoryBesideDeviceMemory(t *testing.T) {
+	g := opened(t)
+	dir, id := cgroup(t, "container")
+	p := bpf.Policy{LimitBytes: 100 * mib, UVMBytes: 100 * mib, GPU: true, Minors: []int{0}, Enforce: true, EnforceUVM: true}
+	steps := []string{fmt.Sprintf("os64:%d:1", 60*mib), fmt.Sprintf("mmap:%d", 48*mib), fmt.Sprintf("mmap:%d", 32*mib),
+		fmt.Sprintf("os64:%d:2", 16*mib), "free:1", fmt.Sprintf("os64:%d:3", 60*mib), fmt.Sprintf("os64:%d:4", 64*mib)}
+	for _, tt := range []struct {
+		name   string
+		edit   func(*bpf.Policy)
+		want   []unix.Errno
+		denied uint64
+	}{
+		{"enforced", func(*bpf.Policy) {}, []unix.Errno{0, unix.ENOMEM, 0, unix.ENOMEM, 0, 0, unix.ENOMEM}, 2},
+		{"counted", func(p *bpf.Policy) { p.EnforceUVM = false }, []unix.Errno{0, 0, 0, 0, 0, 0, unix.ENOMEM}, 3},
+		{"with room", func(p *bpf.Policy) { p.UVMBytes = ^uint64(0) }, []unix.Errno{0, 0, 0, 0, 0, 0, unix.ENOMEM}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			with := p
+			tt.edit(&with)
+			policy(t, g, id, with)
+			before := usage(t, g, id).Denied
+			for i, s := range client(t, dir, steps...) {
+				if s.errno != tt.want[i] {
+					t.Errorf("%s: errno %d, want %d", s.line, s.errno, tt.want[i])
+				}
+			}
+			u := usage(t, g, id)
+			if u.Used != 0 || u.UVM != 0 || u.Denied-before != tt.denied {
+				t.Errorf("%d and %d bytes stay, %d denied, want %d", u.Used, u.UVM, u.Denied-before, tt.denied)
+			}
+		})
+	}
+}
