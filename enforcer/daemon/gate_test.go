@@ -166,6 +166,23 @@ func TestForgedFreeOfAQuietContainer(t *testing.T) {
 	if !c.alive() {
 		t.Fatal("killed for the first time")
 	}
+
+	// It gives back what it is charged too much for, so it is believed again, and does the same once more.
+	b.gpu.set(c.pid, gib-128*mib)
+	k.change(own, func(u *bpf.Usage) { u.Used = gib })
+	b.eventually("its frees are believed again", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return !k.policies[own].NoCredit
+	})
+	settled()
+	forge()
+	b.eventually("it is killed", func() bool { return !c.alive() })
+	b.eventually("the kill is in the journal", func() bool { return len(b.events("kill")) == 1 })
+	decided := b.events("kill-decided")
+	if len(decided) != 1 || decided[0].Container == nil || decided[0].Container.ID != "liar" || !strings.HasPrefix(decided[0].Message, "forged-free: ") || decided[0].GPU != uuid0 {
+		t.Errorf("%+v", decided)
+	}
 }
 
 // TestGateDenials: a denial is in the journal with process, size and reason, of its container, and in the metrics;
