@@ -20,6 +20,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/kube/agent"
+	"github.com/gpufence/gpufence/enforcer/kube/cri"
 	"github.com/gpufence/gpufence/enforcer/kube/host"
 )
 
@@ -112,11 +113,12 @@ func connect(kubeconfig string) (kubernetes.Interface, error) {
 
 func hostCommand() *cobra.Command {
 	o := host.Options{Log: logger(), Root: "/proc/1/root"}
-	var namespace string
+	var namespace, engineSocket string
 	cmd := &cobra.Command{
 		Use: "host", Short: "put gpufence on the node, keep it there, and start canaries", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Commander = host.Enter{Namespace: namespace}
+			o.Engine = cri.Node{Root: o.Root, Kind: o.Runtime, Socket: engineSocket}
 			h, err := host.New(o)
 			if err != nil {
 				return err
@@ -130,6 +132,8 @@ func hostCommand() *cobra.Command {
 	f.StringVar(&o.Image, "image-dir", "/opt/gpufence", "where this image has them")
 	f.StringVar(&o.InstallDir, "install-dir", "/opt/gpufence", "where they go on the node")
 	f.StringVar(&o.Runtime, "runtime", "containerd", "the engine: containerd, crio")
+	f.StringVar(&o.Handler, "handler", "gpufence", "the RuntimeClass's handler, which the engine must have loaded")
+	f.StringVar(&engineSocket, "engine-socket", "", "where the engine serves CRI on the node (default: where its distributions do)")
 	f.StringArrayVar(&o.InstallArgs, "install-arg", nil, "more for `gpufence install`")
 	f.StringVar(&o.Program, "gpufence", "", "gpufence on the node (default: in --install-dir, else /usr/bin/gpufence)")
 	f.StringVar(&o.Socket, "socket", "", "gpufenced's socket on the node (default: its own)")

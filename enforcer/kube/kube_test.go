@@ -147,17 +147,18 @@ func TestLabels(t *testing.T) {
 		change func(*Node)
 		why    string // "": ready
 	}{
-		"all is well":              {func(*Node) {}, ""},
-		"an older kubelet":         {func(n *Node) { n.Handlers = nil }, ""},
-		"gpufenced is away":        {func(n *Node) { n.State, n.Why = nil, "refused" }, "gpufenced does not answer: refused"},
-		"gpufenced is not ready":   {func(n *Node) { n.State.Ready, n.State.Reasons = false, []string{"quiesced"} }, "quiesced"},
-		"not ready without reason": {func(n *Node) { n.State.Ready = false }, "gpufenced is not ready"},
-		"nothing is enforced":      {func(n *Node) { n.State.Mode = "warn" }, "the node's policy has mode warn, which enforces nothing"},
-		"the handler is gone":      {func(n *Node) { n.Handlers = []string{"runc"} }, "the engine has no handler gpufence"},
-		"no canary":                {func(n *Node) { n.Canary = nil }, "no canary has run yet"},
-		"canary not held":          {func(n *Node) { n.Canary.Held, n.Canary.Why = false, "no limit inside" }, "the canary was not held: no limit inside"},
-		"canary of another":        {func(n *Node) { n.State.Started = now }, "gpufenced was started after the last canary"},
-		"old canary":               {func(n *Node) { n.Canary.Time = now.Add(-2 * time.Hour) }, "the last canary is 2h0m0s old"},
+		"all is well":                       {func(*Node) {}, ""},
+		"an older kubelet":                  {func(n *Node) { n.Handlers = nil }, ""},
+		"gpufenced is away":                 {func(n *Node) { n.State, n.Why = nil, "refused" }, "gpufenced does not answer: refused"},
+		"gpufenced is not ready":            {func(n *Node) { n.State.Ready, n.State.Reasons = false, []string{"quiesced"} }, "quiesced"},
+		"not ready without reason":          {func(n *Node) { n.State.Ready = false }, "gpufenced is not ready"},
+		"nothing is enforced":               {func(n *Node) { n.State.Mode = "warn" }, "the node's policy has mode warn, which enforces nothing"},
+		"the handler is gone":               {func(n *Node) { n.Handlers = []string{"runc"} }, "the engine has no handler gpufence"},
+		"the engine has not read its files": {func(n *Node) { n.Handlers, n.Canary.Engine = nil, "containerd has not loaded the handler gpufence" }, "containerd has not loaded the handler gpufence"},
+		"no canary":                         {func(n *Node) { n.Canary = nil }, "no canary has run yet"},
+		"canary not held":                   {func(n *Node) { n.Canary.Held, n.Canary.Why = false, "no limit inside" }, "the canary was not held: no limit inside"},
+		"canary of another":                 {func(n *Node) { n.State.Started = now }, "gpufenced was started after the last canary"},
+		"old canary":                        {func(n *Node) { n.Canary.Time = now.Add(-2 * time.Hour) }, "the last canary is 2h0m0s old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := good()

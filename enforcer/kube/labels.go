@@ -22,7 +22,7 @@ const (
 	LabelFence   = LabelDomain + "fence-"  // and the fence's name: its state
 )
 
-// Canary is what `gpufence canary` found, as it is handed over on the node.
+// Canary is what `gpufence canary` found, as it is handed over on the node, and what the engine said.
 type Canary struct {
 	Held bool `json:"held"`
 	// Undecided: nothing can be said, since there was no room for it. What was known before stays.
@@ -34,6 +34,9 @@ type Canary struct {
 	Version string    `json:"version,omitempty"`
 	Started time.Time `json:"started,omitzero"`
 	Steps   []string  `json:"steps,omitempty"` // what was proved, in order
+	// Engine is why the engine starts nothing through gpufence, as it runs now; "" if it does. Who hands
+	// over adds it: the canary does not go through the engine.
+	Engine string `json:"engine,omitempty"`
 }
 
 // Node is all that decides about the labels.
@@ -85,6 +88,9 @@ func notReady(n Node) []string {
 	}
 	if len(n.Handlers) > 0 && !slices.Contains(n.Handlers, n.Handler) {
 		out = append(out, fmt.Sprintf("the engine has no handler %s", n.Handler))
+	}
+	if n.Canary != nil && n.Canary.Engine != "" {
+		out = append(out, n.Canary.Engine)
 	}
 	switch c := n.Canary; {
 	case c == nil:

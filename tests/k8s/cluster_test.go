@@ -27,6 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/kube"
+	"github.com/gpufence/gpufence/enforcer/kube/cri"
 	"github.com/gpufence/gpufence/tests/deviceplugin"
 	"github.com/gpufence/gpufence/tests/ociimage"
 )
@@ -240,16 +242,31 @@ func (c *cluster) startGpufenced(ctx context.Context) error {
 	return c.canary(ctx)
 }
 
-// canary does what the agent's container host does on a node: it starts a canary and hands the result
-// over. That container gets at the node through process 1, which not every machine that a test runs on
+// canary does what the agent's container host does on a node: it starts a canary, asks the engine, and
+// hands the result over. That container gets at the node through process 1, which not every machine that a test runs on
 // lets it.
 func (c *cluster) canary(ctx context.Context) error {
 	out, err := run(ctx, "", "env", "GPUFENCE_CONFIG="+c.path("config.toml"), c.installed("bin/gpufence"), "--socket", c.memPath("gpufence/gpufenced.sock"), "canary", "-o", "json")
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
+	var found kube.Canary
+	if err := json.Unmarshal([]byte(out), &found); err != nil {
+		return fmt.Errorf("read the canary's result: %w", err)
+	}
+	engine, err := cri.Node{Root: "/", Kind: "containerd", Socket: c.sock()}.Ask(ctx)
+	if err == nil {
+		err = engine.Through(handler)
+	}
+	if err != nil {
+		found.Engine = err.Error()
+	}
+	text, err := json.Marshal(found)
+	if err != nil {
+		return fmt.Errorf("hand the canary's result over: %w", err)
+	}
 	next := c.memPath("canary.new")
-	if err := os.WriteFile(next, []byte(out), 0o600); err != nil {
+	if err := os.WriteFile(next, text, 0o600); err != nil {
 		return fmt.Errorf("hand the canary's result over: %w", err)
 	}
 	return os.Rename(next, c.memPath("gpufence/canary.json"))

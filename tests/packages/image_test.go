@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpufence/gpufence/enforcer/kube/cri"
 	"github.com/gpufence/gpufence/enforcer/kube/host"
 )
 
@@ -140,7 +141,7 @@ func TestImage(t *testing.T) {
 	log.SetOutput(io.Discard)
 	h, err := host.New(host.Options{
 		Install: true, Image: filepath.Join(root, "opt/gpufence"), Root: node, InstallDir: "/opt/gpufence", Runtime: "containerd", ResultFile: "/run/gpufence/canary.json",
-		Commander: ran, Log: log,
+		Commander: ran, Engine: cri.Node{Root: node, Kind: "containerd"}, Handler: "gpufence", Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

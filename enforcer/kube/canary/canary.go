@@ -5,8 +5,7 @@
 // every GPU of the node. It then looks for the limit where it has to be: in gpufenced, in its fences,
 // and in the container.
 //
-// What it does not prove: that the engine calls gpufence-runtime. gpufenced watches the engine's
-// configuration for that, and the kubelet says which handlers the engine has.
+// What it does not prove: that the engine calls gpufence-runtime. Package cri asks the engine.
 //
 // It promises: nothing is left of it, whatever failed; a GPU with no room left is no verdict.
 package canary

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package host is the part of gpufence-agent that works on the node itself: it puts the programs of
-// the image and the engine's configuration in place, keeps gpufenced running, starts canaries, and
-// hands their result to the part that speaks with the API server through a file. It has no token.
+// the image and the engine's configuration in place, keeps gpufenced running, starts canaries, asks
+// the engine what it has loaded, and hands what it found to the part that speaks with the API server
+// through a file. It has no token.
 //
 // It promises: what is in place already is not written again and nothing is restarted for it; a
 // program that runs is replaced by rename, never in place; a canary is started when gpufenced was
@@ -24,7 +25,17 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpufence/gpufence/enforcer/kube"
+	"github.com/gpufence/gpufence/enforcer/kube/cri"
 )
+
+// enginePatience is how long an engine may be away, as while it is started again, until what it said
+// last does not count any more.
+const enginePatience = 30 * time.Second
+
+// Engine says which handlers the container engine has loaded; [cri.Node] is one.
+type Engine interface {
+	Ask(ctx context.Context) (cri.Engine, error)
+}
 
 // Commander runs a command on the node, as root in its mount namespace.
 type Commander interface {
@@ -39,6 +50,8 @@ type Options struct {
 	InstallDir  string   // on the node
 	Runtime     string   // containerd, crio
 	InstallArgs []string // more for `gpufence install`
+	Engine      Engine   // who is asked what it has loaded
+	Handler     string   // that it must have
 	Program     string   // gpufence on the node; "" looks in InstallDir and in /usr/bin
 	Socket      string   // gpufenced's on the node; "" is its default
 	ResultFile  string   // on the node
@@ -53,13 +66,18 @@ type Options struct {
 type Host struct {
 	o    Options
 	last kube.Canary
-	said string
+	// heard is when the engine last answered.
+	heard time.Time
+	said  string
 }
 
 // New makes one.
 func New(o Options) (*Host, error) {
 	if !filepath.IsAbs(o.InstallDir) || filepath.Clean(o.InstallDir) != o.InstallDir {
 		return nil, fmt.Errorf("install on the node: --install-dir %q is not a plain absolute path", o.InstallDir)
+	}
+	if o.Engine == nil || o.Handler == "" {
+		return nil, errors.New("look at the node: it is not known which engine to ask for which handler: set --runtime and --handler")
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -261,7 +279,7 @@ func (h *Host) command(program string, args ...string) []string {
 	return argv
 }
 
-// canary starts one if it is time, and hands its result over.
+// canary starts one if it is time, asks the engine, and hands over what is new of the two.
 func (h *Host) canary(ctx context.Context) error {
 	program, err := h.program()
 	if err != nil {
@@ -271,17 +289,60 @@ func (h *Host) canary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if h.last.Held && h.last.Started.Equal(started) && h.o.Now().Sub(h.last.Time) < h.o.Every {
-		return nil
+	next := h.last
+	if !h.last.Held || !h.last.Started.Equal(started) || h.o.Now().Sub(h.last.Time) >= h.o.Every {
+		next = h.try(ctx, program, started)
 	}
+	// The canary does not go through the engine: that it would is asked each time.
+	next.Engine = h.engine(ctx)
+	if err := h.handOver(next); err != nil {
+		return err
+	}
+	if !next.Held {
+		err = fmt.Errorf("the canary was not held: %s", next.Why)
+	}
+	if next.Engine != "" {
+		err = errors.Join(err, errors.New(next.Engine))
+	}
+	return err
+}
+
+// try starts a canary.
+func (h *Host) try(ctx context.Context, program string, started time.Time) kube.Canary {
 	out, runErr := h.o.Commander.Run(ctx, h.command(program, "canary", "-o", "json")...)
 	var next kube.Canary
 	if err := json.Unmarshal(out, &next); err != nil {
-		next = kube.Canary{Time: h.o.Now(), Started: started, Why: fmt.Sprintf("it could not be tried: %v", errors.Join(runErr, err))}
+		return kube.Canary{Time: h.o.Now(), Started: started, Why: fmt.Sprintf("it could not be tried: %v", errors.Join(runErr, err))}
 	}
 	if next.Undecided && h.last.Held && h.last.Started.Equal(next.Started) {
 		// There was no room: what was known of this gpufenced holds.
 		next.Held, next.Level, next.Steps, next.Why = true, h.last.Level, h.last.Steps, ""
+	}
+	return next
+}
+
+// engine is why the engine starts nothing through gpufence, "" if it does.
+func (h *Host) engine(ctx context.Context) string {
+	got, err := h.o.Engine.Ask(ctx)
+	switch now := h.o.Now(); {
+	case err == nil:
+		h.heard = now
+		err = got.Through(h.o.Handler)
+	case !h.heard.IsZero() && now.Sub(h.heard) < enginePatience:
+		return h.last.Engine
+	default:
+		err = fmt.Errorf("the engine does not say what it has loaded: %w", err)
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// handOver writes what was found, if it is new.
+func (h *Host) handOver(next kube.Canary) error {
+	if h.last.Time.Equal(next.Time) && h.last.Held && next.Held && h.last.Engine == next.Engine && h.last.Started.Equal(next.Started) {
+		return nil
 	}
 	text, err := json.MarshalIndent(next, "", " ")
 	if err != nil {
@@ -291,8 +352,5 @@ func (h *Host) canary(ctx context.Context) error {
 		return fmt.Errorf("hand the canary's result over: %w", err)
 	}
 	h.last = next
-	if !next.Held {
-		return fmt.Errorf("the canary was not held: %s", next.Why)
-	}
 	return nil
 }

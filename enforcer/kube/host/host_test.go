@@ -19,6 +19,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpufence/gpufence/enforcer/kube"
+	"github.com/gpufence/gpufence/enforcer/kube/cri"
 )
 
 // fakeNode answers as a node does.
@@ -28,6 +29,15 @@ type fakeNode struct {
 	canary  kube.Canary
 	dead    bool
 	broken  string
+	// What the engine has loaded, and why it does not answer.
+	handlers map[string]cri.Handler
+	mute     error
+	asked    int
+}
+
+func (n *fakeNode) Ask(context.Context) (cri.Engine, error) {
+	n.asked++
+	return cri.Engine{Name: "containerd", Version: "v2", Handlers: n.handlers}, n.mute
 }
 
 func (n *fakeNode) Run(_ context.Context, argv ...string) ([]byte, error) {
@@ -73,11 +83,11 @@ func newHost(t *testing.T, install bool) (*Host, *fakeNode, *time.Time) {
 		t.Fatal(err)
 	}
 	now := time.Unix(1e9, 0).UTC()
-	n := &fakeNode{started: now, canary: kube.Canary{Held: true, Level: "reactive", Time: now}}
+	n := &fakeNode{started: now, canary: kube.Canary{Held: true, Level: "reactive", Time: now}, handlers: map[string]cri.Handler{"runc": {}, "gpufence": {}}}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	h, err := New(Options{Install: install, Image: image, Root: root, InstallDir: "/opt/gpufence", Runtime: "containerd", InstallArgs: []string{"--wrap=nvidia"},
-		ResultFile: "/run/gpufence/canary.json", Every: 10 * time.Minute, Commander: n, Now: func() time.Time { return now }, Log: log})
+		ResultFile: "/run/gpufence/canary.json", Every: 10 * time.Minute, Commander: n, Engine: n, Handler: "gpufence", Now: func() time.Time { return now }, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,20 +140,65 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+func handedOver(t *testing.T, h *Host) (c kube.Canary) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(h.o.Root, h.o.ResultFile))
+	if err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestEngine: a canary that is held says nothing about an engine that has not read its files.
+func TestEngine(t *testing.T) {
+	h, n, now := newHost(t, true)
+	loaded := n.handlers
+	for _, s := range []struct {
+		name     string
+		handlers map[string]cri.Handler
+		mute     error
+		later    time.Duration
+		want     string // "": it starts containers through gpufence
+		canaries int
+	}{
+		{"installed, not restarted", map[string]cri.Handler{"runc": {}}, nil, 0, "containerd has not loaded the handler gpufence, only runc", 1},
+		{"still not", map[string]cri.Handler{"runc": {}}, nil, 5 * time.Second, "systemctl restart containerd", 0},
+		{"restarted", loaded, nil, 5 * time.Second, "", 0},
+		{"away for a moment", nil, errors.New("refused"), 20 * time.Second, "", 0},
+		{"away", nil, errors.New("refused"), 20 * time.Second, "the engine does not say what it has loaded: refused", 0},
+		{"back", loaded, nil, 0, "", 0},
+		{"wrapped no more", map[string]cri.Handler{"gpufence": {Detailed: true, Program: "/usr/bin/runc"}}, nil, 0, "starts /usr/bin/runc and not gpufence-runtime", 0},
+		{"away for a moment again", nil, errors.New("refused"), 5 * time.Second, "starts /usr/bin/runc and not gpufence-runtime", 0},
+		{"an old engine", nil, nil, 0, "does not say which handlers it has loaded", 0},
+	} {
+		n.calls, n.handlers, n.mute, *now = nil, s.handlers, s.mute, now.Add(s.later)
+		asked := n.asked
+		err := h.step(t.Context())
+		got := handedOver(t, h)
+		if s.want == "" && (err != nil || got.Engine != "") || s.want != "" && (err == nil || !strings.Contains(err.Error(), s.want) || !strings.Contains(got.Engine, s.want)) {
+			t.Errorf("%s: %v, handed over %q, want %q", s.name, err, got.Engine, s.want)
+		}
+		if c := n.count(" canary "); c != s.canaries || n.asked != asked+1 || !got.Held {
+			t.Errorf("%s: %d canaries, want %d; asked %d times; held %v", s.name, c, s.canaries, n.asked-asked, got.Held)
+		}
+	}
+	// One that never answered is not given time.
+	h, n, _ = newHost(t, true)
+	n.mute = errors.New("no socket")
+	if err := h.step(t.Context()); err == nil || !strings.Contains(handedOver(t, h).Engine, "no socket") {
+		t.Errorf("%v", err)
+	}
+	if _, err := New(Options{InstallDir: "/opt/gpufence", Handler: "gpufence"}); err == nil || !strings.Contains(err.Error(), "--runtime and --handler") {
+		t.Error(err)
+	}
+}
+
 func TestCanary(t *testing.T) {
 	h, n, now := newHost(t, true)
-	result := func() kube.Canary {
-		t.Helper()
-		text, err := os.ReadFile(filepath.Join(h.o.Root, h.o.ResultFile))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var c kube.Canary
-		if err := json.Unmarshal(text, &c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
+	result := func() kube.Canary { t.Helper(); return handedOver(t, h) }
 	step := func(wantErr string, wantCanaries int) {
 		t.Helper()
 		n.calls = nil
