@@ -136,8 +136,8 @@ test-clients: ## NVIDIA's headers, and clients that we did not write, on the sim
 	@$(DEPS) $(RUN_NEEDS)
 	@$(DEPS) --try $(CLIENTS_NEEDS) || [ $$? = 3 ]
 	@start=$$SECONDS; tests/foreign/get $(DIST)/foreign; tests/foreign/get-npm $(DIST)/foreign; echo "suite test-clients packages: $$((SECONDS - start)) s"
-	@$(MAKE) build
-	@start=$$SECONDS; word=; $(GOTEST) -count=1 -timeout 7m ./tests/foreign || word=" failed after"; \
+	@start=$$SECONDS; $(MAKE) build-go build-shim build-clients; $(MAKE) -C tests/simgpu foreign OUT=$(DIST); echo "suite test-clients build: $$((SECONDS - start)) s"
+	@start=$$SECONDS; word=; $(GOTEST) -count=1 -parallel 3 -timeout 60m ./tests/foreign || word=" failed after"; \
 	  echo "suite test-clients clients:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
 
 # Where the modules are, everything is built anew; else what was built before is run.

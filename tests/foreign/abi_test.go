@@ -53,6 +53,7 @@ func exported(t *testing.T, libraries ...string) func(*types) map[string]*dwarf.
 }
 
 func TestInterfaceOfCUDA(t *testing.T) {
+	t.Parallel()
 	for _, version := range cudaVersions {
 		t.Run(version, func(t *testing.T) {
 			defer noteHeader(t, "cuda.h "+version)
@@ -64,6 +65,7 @@ func TestInterfaceOfCUDA(t *testing.T) {
 }
 
 func TestInterfaceOfNVML(t *testing.T) {
+	t.Parallel()
 	defer noteHeader(t, "nvml.h of go-nvml")
 	h := nvmlHeader(t)
 	values := map[string]string{

@@ -16,8 +16,10 @@ import (
 // TestCallsOfTheRuntime: every call of the runtime becomes the same calls of the driver with the shim as without, is
 // held to the limit if it takes memory, and the null stream is what it was: one for all, or the thread's.
 func TestCallsOfTheRuntime(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct{ major, cuda string }{{"12", "12.8"}, {"13", "13.0"}} {
 		t.Run(tt.major, func(t *testing.T) {
+			t.Parallel()
 			p := newPlace(t, tt.cuda)
 			program := simtest.Dist(t, "simgpu/test/runtime"+tt.major+"_test")
 			for _, delivery := range deliveries {
@@ -40,6 +42,7 @@ func TestCallsOfTheRuntime(t *testing.T) {
 // TestInterfaceOfTheRuntime: the runtime's sources compile with NVIDIA's headers in place of ours, so every prototype,
 // structure and value is theirs.
 func TestInterfaceOfTheRuntime(t *testing.T) {
+	t.Parallel()
 	simgpu, err := filepath.Abs("../simgpu")
 	if err != nil {
 		t.Fatal(err)
@@ -62,6 +65,7 @@ func TestInterfaceOfTheRuntime(t *testing.T) {
 	}
 	for _, version := range []string{"12.0", "12.4", "12.8", "13.0", "13.5"} {
 		t.Run(version, func(t *testing.T) {
+			t.Parallel()
 			h := cudaHeader(t, version)
 			major, _, _ := strings.Cut(version, ".")
 			flags := []string{"-DSIMGPU_NVIDIA_HEADER", "-DCUDART_MAJOR=" + major, "-I" + h.dir, "-I" + stub}

@@ -84,8 +84,10 @@ func (p *place) idle() {
 // TestBackEndsOfGGML: they load, list the GPU, allocate by cudaMalloc and by a pool of mapped memory, run graphs, and
 // in the limit they meet their own path for too little memory: they print what they always print, and go on.
 func TestBackEndsOfGGML(t *testing.T) {
+	t.Parallel()
 	for _, a := range applications {
 		t.Run(a.short, func(t *testing.T) {
+			t.Parallel()
 			// One that the back end makes graphs for; its modules take what the shim charges for them.
 			p := newPlace(t, a.cuda, "--model", "a10", "--module-bytes", strconv.FormatUint(module, 10))
 			library := a.library(t)

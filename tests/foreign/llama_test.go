@@ -14,11 +14,13 @@ import (
 // TestModelOnLlama: llama.cpp loads a model, decodes a prompt and tokens with all of it on the GPU, is refused a context
 // whose keys and values do not fit into the limit, says so as ever, and decodes on.
 func TestModelOnLlama(t *testing.T) {
+	t.Parallel()
 	for _, a := range applications {
 		if !strings.HasPrefix(a.short, "llama") {
 			continue
 		}
 		t.Run(a.short, func(t *testing.T) {
+			t.Parallel()
 			p := newPlace(t, a.cuda, "--model", "a10", "--module-bytes", strconv.FormatUint(module, 10))
 			library := a.library(t)
 			runtime := filepath.Dir(simtest.Dist(t, "simgpu/runtime/libnccl.so.2"))

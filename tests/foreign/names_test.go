@@ -83,6 +83,7 @@ func answers(t *testing.T, driver string, names []string, version, flag int) map
 // newest one; and what a program gets that is compiled with the header is exported, and the same one
 // but for those in staysBehind.
 func TestNamesOfTheHeaders(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		header string
 		ask    int // 0: the header's own

@@ -28,6 +28,7 @@ var nvmlClients = map[string]string{"nvidia-ml-py": "nvidia-ml-py 13.615.71", "n
 // TestClientsOfNVML: outside they see the GPU as it is, with all its processes; in a fenced container the
 // grant as the GPU, and what the container holds of it.
 func TestClientsOfNVML(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t, "12.8")
 	ctx := t.Context()
 	other, err := p.node.Outside(ctx, "other")

@@ -77,6 +77,7 @@ var ways = map[string]string{"dlsym": "", "asked of itself": "asked", "first var
 // result, the status and the variant that it gets without; what is answered is the shim's function where it
 // has a hook for that variant, else the driver's own.
 func TestRequestsOfTheRuntime(t *testing.T) {
+	t.Parallel()
 	hooks := hooked(t)
 	for _, driver := range []string{"11.8", "12.4", "13.5"} {
 		p := newPlace(t, driver)

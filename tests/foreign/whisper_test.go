@@ -15,6 +15,7 @@ import (
 // not fit into what is left of the limit is refused as ever, the first goes on, and when there is room again another one
 // loads.
 func TestModelOnWhisper(t *testing.T) {
+	t.Parallel()
 	for _, a := range applications {
 		if !strings.HasPrefix(a.short, "whisper") {
 			continue
