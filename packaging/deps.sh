@@ -68,9 +68,20 @@ if [ "$(id -u)" != 0 ]; then
 	exit $fail
 fi
 echo "deps: installing with apt-get:$missing"
+# Another apt, such as that of a make beside this one or of the nightly upgrades, is waited for: without
+# it apt-get fails at once.
+patience=${GPUFENCE_APT_PATIENCE:-600}
 install() {
 	# shellcheck disable=SC2086 # a list of package names
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends --no-remove $missing >"$log" 2>&1
+	DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout="$patience" install -y -q --no-install-recommends --no-remove $missing >"$log" 2>&1
+}
+# The lists have a lock of their own, which that option does not wait for.
+update() {
+	end=$(($(date +%s) + patience))
+	while ! LC_ALL=C apt-get update -q >"$log" 2>&1; do
+		grep -q '^E: Could not get lock' "$log" && [ "$(date +%s)" -lt "$end" ] || return 0
+		sleep 1
+	done
 }
 # What one release of Debian has and another has not need not keep the others away.
 one_by_one() {
@@ -84,7 +95,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! install; then
 	# An empty or old package list is the usual reason: fetch it once.
-	apt-get update -q >>"$log" 2>&1 || true
+	update
 	if ! install; then
 		tail -n 20 "$log" >&2
 		[ $fail = 1 ] || one_by_one
