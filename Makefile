@@ -135,8 +135,10 @@ CLIENTS_NEEDS := package:python3-pip
 test-clients: ## NVIDIA's headers, and clients that we did not write, on the simulated GPU; they are downloaded once
 	@$(DEPS) $(RUN_NEEDS)
 	@$(DEPS) --try $(CLIENTS_NEEDS) || [ $$? = 3 ]
-	@start=$$SECONDS; tests/foreign/get $(DIST)/foreign; tests/foreign/get-npm $(DIST)/foreign; echo "suite test-clients packages: $$((SECONDS - start)) s"
-	@start=$$SECONDS; $(MAKE) build-go build-shim build-clients; $(MAKE) -C tests/simgpu foreign OUT=$(DIST); echo "suite test-clients build: $$((SECONDS - start)) s"
+	@# The network brings the packages while the processors build.
+	@start=$$SECONDS; { tests/foreign/get $(DIST)/foreign && tests/foreign/get-npm $(DIST)/foreign && echo "suite test-clients packages: $$((SECONDS - start)) s"; } & packages=$$!; built=0; \
+	  { $(MAKE) build-go build-shim build-clients && $(MAKE) -C tests/simgpu foreign OUT=$(DIST) && echo "suite test-clients build: $$((SECONDS - start)) s"; } || built=$$?; \
+	  wait $$packages; exit $$built
 	@start=$$SECONDS; word=; $(GOTEST) -count=1 -parallel 3 -timeout 60m ./tests/foreign || word=" failed after"; \
 	  echo "suite test-clients clients:$$word $$((SECONDS - start)) s"; [ -z "$$word" ]
 
@@ -246,8 +248,8 @@ bench: ## measure us side by side with the alternative; table, and dist/bench.js
 sim: ## 20 simulated nodes of 16 GPUs, 1,000 containers, 10,000 processes over 4 virtual hours each, on the pure core
 	GPUFENCE_SIM_SEEDS=$(SIM_SEEDS) GPUFENCE_SIM_GPUS=16 GPUFENCE_SIM_MINUTES=240 go test -count=1 -v -timeout 120m -run TestNode ./tests/simnode
 
-.PHONY: soak soak-ledger soak-crash soak-vm soak-docker soak-quadlet
-soak: soak-ledger soak-crash soak-vm soak-docker soak-quadlet ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
+.PHONY: soak soak-ledger soak-crash soak-vm soak-docker soak-packages soak-quadlet
+soak: soak-ledger soak-crash soak-vm soak-docker soak-packages soak-quadlet ## the long runs: kill fuzz of the ledger, crashes of gpufenced, the demo's steps again and again
 	@$(DEPS) $(RUN_NEEDS)
 	$(GOTEST) -race ./enforcer/kube/...
 	$(GOTEST) -count=5 -timeout 60m ./tests/e2e/...
@@ -274,6 +276,12 @@ soak-docker: ## Docker's and Compose's newest, built from their modules, and Deb
 	@tests/programs/build containerd docker compose >/dev/null
 	@$(MAKE) build
 	GPUFENCE_DOCKER=current $(GOTEST) -count=1 -v -timeout 20m -run TestCurrentDocker ./tests/engines
+
+soak-packages: ## the units of the package under a real systemd: watchdog, reload, restart and stop under a container
+	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS) $(PACKAGE_TEST_NEEDS)
+	@tests/programs/build nfpm containerd >/dev/null
+	@$(MAKE) build-shim build-simgpu build-clients
+	GPUFENCE_SOAK=1 $(GOTEST) -count=1 -v -timeout 30m -run TestSystemd ./tests/packages
 
 soak-quadlet: ## the Quadlet unit of docs/podman.md with Debian 13's Podman and systemd
 	@$(DEPS) $(BUILD_NEEDS) $(PACKAGE_NEEDS) $(PACKAGE_TEST_NEEDS)
