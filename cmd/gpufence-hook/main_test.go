@@ -14,6 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 
 // daemon writes down what it hears; a file named refuse makes it refuse.
 type daemon struct {
-	api.Service
+	server.Service
 	dir string
 }
 
@@ -72,11 +73,11 @@ func TestScripts(t *testing.T) {
 					return err
 				}
 			}
-			l, err := api.Listen(filepath.Join(env.WorkDir, "sock"), -1)
+			l, err := server.Listen(filepath.Join(env.WorkDir, "sock"), -1)
 			if err != nil {
 				return err
 			}
-			s := api.NewServer(daemon{dir: env.WorkDir}, api.ServerOptions{})
+			s := server.New(daemon{dir: env.WorkDir}, server.Options{})
 			done := make(chan error, 1)
 			go func() { done <- s.Serve(l) }()
 			env.Defer(func() {

@@ -16,6 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -46,7 +47,7 @@ exit 7
 
 // daemon answers prepare as the file answer.json of the script says.
 type daemon struct {
-	api.Service
+	server.Service
 	dir string
 
 	mu    sync.Mutex
@@ -88,11 +89,11 @@ func TestScripts(t *testing.T) {
 			}
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			d := &daemon{dir: env.WorkDir}
-			l, err := api.Listen(filepath.Join(env.WorkDir, "sock"), -1)
+			l, err := server.Listen(filepath.Join(env.WorkDir, "sock"), -1)
 			if err != nil {
 				return err
 			}
-			s := api.NewServer(d, api.ServerOptions{})
+			s := server.New(d, server.Options{})
 			done := make(chan error, 1)
 			go func() { done <- s.Serve(l) }()
 			env.Defer(func() {

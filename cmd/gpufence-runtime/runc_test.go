@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -51,7 +52,7 @@ func built(t *testing.T, name string) string {
 
 // node answers as gpufenced would, and looks at the container that it is told of.
 type node struct {
-	api.Service
+	server.Service
 	files  []api.SharedFile
 	refuse error
 
@@ -180,13 +181,13 @@ func TestRunc(t *testing.T) {
 	}
 }
 
-func serve(t *testing.T, svc api.Service, socket string) {
+func serve(t *testing.T, svc server.Service, socket string) {
 	t.Helper()
-	l, err := api.Listen(socket, -1)
+	l, err := server.Listen(socket, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := api.NewServer(svc, api.ServerOptions{Logf: t.Logf})
+	s := server.New(svc, server.Options{Logf: t.Logf})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {

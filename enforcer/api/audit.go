@@ -2,10 +2,7 @@
 
 package api
 
-import (
-	"context"
-	"net/http"
-)
+import "context"
 
 // AuditRequest is POST /v1/audit: containers that somebody who sees the engine's found with a GPU
 // that is not fenced. gpufenced says so, once each, and its policy on unmanaged use says what
@@ -29,13 +26,8 @@ type AuditResponse struct {
 	Unmanaged string `json:"unmanaged"` // allow, warn, deny, kill
 }
 
-// Auditor is a [Service] that takes audits.
-type Auditor interface {
-	Audit(context.Context, AuditRequest) (AuditResponse, error)
-}
-
 // Audit reports containers that are not fenced.
 func (c *Client) Audit(ctx context.Context, req AuditRequest) (AuditResponse, error) {
 	var resp AuditResponse
-	return resp, c.call(ctx, http.MethodPost, "/v1/audit", req, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/audit", req, &resp)
 }

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"strconv"
 	"syscall"
@@ -30,7 +29,6 @@ const connectRetry = 20 * time.Millisecond
 type Client struct {
 	socket string
 	wait   time.Duration
-	http   *http.Client
 }
 
 // NewClient makes a client of the socket at the path. Each request waits up to wait for
@@ -38,14 +36,7 @@ type Client struct {
 // connection is closed before an answer; every request of the protocol may be made twice. The
 // answer itself is bounded by the context that the caller gives.
 func NewClient(socket string, wait time.Duration) *Client {
-	c := &Client{socket: socket, wait: wait}
-	c.http = &http.Client{Transport: &http.Transport{
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
-		DisableCompression:     true,
-		DisableKeepAlives:      true, // a kept connection would meet a restart of gpufenced with an error
-		MaxResponseHeaderBytes: 64 << 10,
-	}}
-	return c
+	return &Client{socket: socket, wait: wait}
 }
 
 // Socket is the path that the client talks to.
@@ -86,97 +77,97 @@ func cause(err error) error {
 // Prepare asks for the grant of a container that is about to be created.
 func (c *Client) Prepare(ctx context.Context, req PrepareRequest) (PrepareResponse, error) {
 	var resp PrepareResponse
-	return resp, c.call(ctx, http.MethodPost, "/v1/prepare", req, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/prepare", req, &resp)
 }
 
 // Register raises the fences of a prepared container around its first process.
 func (c *Client) Register(ctx context.Context, req RegisterRequest) (RegisterResponse, error) {
 	var resp RegisterResponse
-	return resp, c.call(ctx, http.MethodPost, "/v1/register", req, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/register", req, &resp)
 }
 
 // Unregister says that a container is gone. An unknown key is no error.
 func (c *Client) Unregister(ctx context.Context, req UnregisterRequest) error {
-	return c.call(ctx, http.MethodPost, "/v1/unregister", req, &struct{}{})
+	return c.call(ctx, methodPost, "/v1/unregister", req, &struct{}{})
 }
 
 // Containers lists what is prepared, runs, or ended not long ago.
 func (c *Client) Containers(ctx context.Context) ([]Container, error) {
 	var resp []Container
-	return resp, c.call(ctx, http.MethodGet, "/v1/containers", nil, &resp)
+	return resp, c.call(ctx, methodGet, "/v1/containers", nil, &resp)
 }
 
 // Container shows one, by any unambiguous name (see [Container]).
 func (c *Client) Container(ctx context.Context, id string) (Container, error) {
 	var resp Container
-	return resp, c.call(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(id), nil, &resp)
+	return resp, c.call(ctx, methodGet, "/v1/containers/"+url.PathEscape(id), nil, &resp)
 }
 
 // Set changes limits of a container.
 func (c *Client) Set(ctx context.Context, id string, req SetRequest) (SetResponse, error) {
 	var resp SetResponse
-	return resp, c.call(ctx, http.MethodPost, "/v1/containers/"+url.PathEscape(id)+"/set", req, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/containers/"+url.PathEscape(id)+"/set", req, &resp)
 }
 
 // GPUs lists the node's GPUs as gpufenced sees them.
 func (c *Client) GPUs(ctx context.Context) ([]GPUState, error) {
 	var resp []GPUState
-	return resp, c.call(ctx, http.MethodGet, "/v1/gpus", nil, &resp)
+	return resp, c.call(ctx, methodGet, "/v1/gpus", nil, &resp)
 }
 
 // Version says who answers.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	var resp Version
-	return resp, c.call(ctx, http.MethodGet, "/v1/version", nil, &resp)
+	return resp, c.call(ctx, methodGet, "/v1/version", nil, &resp)
 }
 
 // Node says what gpufenced knows of itself.
 func (c *Client) Node(ctx context.Context) (Node, error) {
 	var resp Node
-	return resp, c.call(ctx, http.MethodGet, "/v1/node", nil, &resp)
+	return resp, c.call(ctx, methodGet, "/v1/node", nil, &resp)
 }
 
 // Apply follows the annotations of changed manifests.
 func (c *Client) Apply(ctx context.Context, req ApplyRequest) (ApplyResponse, error) {
 	var resp ApplyResponse
-	return resp, c.call(ctx, http.MethodPost, "/v1/apply", req, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/apply", req, &resp)
 }
 
 // Reload makes gpufenced read its configuration again.
 func (c *Client) Reload(ctx context.Context) (ConfigInfo, error) {
 	var resp ConfigInfo
-	return resp, c.call(ctx, http.MethodPost, "/v1/reload", ReloadRequest{}, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/reload", ReloadRequest{}, &resp)
 }
 
 // Quiesce lets NVML go and refuses starts.
 func (c *Client) Quiesce(ctx context.Context, reason string) (Switch, error) {
 	var resp Switch
-	return resp, c.call(ctx, http.MethodPost, "/v1/quiesce", SwitchRequest{Reason: reason}, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/quiesce", SwitchRequest{Reason: reason}, &resp)
 }
 
 // Resume ends Quiesce and Disable.
 func (c *Client) Resume(ctx context.Context) (Switch, error) {
 	var resp Switch
-	return resp, c.call(ctx, http.MethodPost, "/v1/resume", SwitchRequest{}, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/resume", SwitchRequest{}, &resp)
 }
 
 // Disable enforces nothing any more, until Resume.
 func (c *Client) Disable(ctx context.Context, reason string) (Switch, error) {
 	var resp Switch
-	return resp, c.call(ctx, http.MethodPost, "/v1/disable", SwitchRequest{Reason: reason}, &resp)
+	return resp, c.call(ctx, methodPost, "/v1/disable", SwitchRequest{Reason: reason}, &resp)
 }
 
 // Metrics is the text that Prometheus reads.
 func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
-	resp, err := c.do(ctx, http.MethodGet, pathMetrics, nil)
+	resp, err := c.do(ctx, methodGet, PathMetrics, nil)
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close() // nothing is lost: the body is only read
-	if resp.StatusCode != http.StatusOK {
+	defer resp.close()
+	if resp.code != statusOK {
 		return nil, readError(resp)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, MaxResponseBytes))
+	text, err := io.ReadAll(io.LimitReader(resp.body, MaxResponseBytes))
 	if err != nil {
 		return nil, &UnreachableError{Socket: c.socket, Err: fmt.Errorf("read metrics: %w", err)}
 	}
@@ -187,19 +178,19 @@ func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
 // follow is set, for each new one until the context ends, emit returns an error (which Events
 // returns), or gpufenced goes away.
 func (c *Client) Events(ctx context.Context, since uint64, follow bool, emit func(Event) error) error {
-	q := url.Values{"since": {strconv.FormatUint(since, 10)}}
+	path := "/v1/events?since=" + strconv.FormatUint(since, 10)
 	if follow {
-		q.Set("follow", "1")
+		path += "&follow=1"
 	}
-	resp, err := c.do(ctx, http.MethodGet, "/v1/events?"+q.Encode(), nil)
+	resp, err := c.do(ctx, methodGet, path, nil)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() // nothing is lost: the body is only read
-	if resp.StatusCode != http.StatusOK {
+	defer resp.close()
+	if resp.code != statusOK {
 		return readError(resp)
 	}
-	lines := bufio.NewScanner(resp.Body)
+	lines := bufio.NewScanner(resp.body)
 	lines.Buffer(nil, MaxEventBytes)
 	for lines.Scan() {
 		line := bytes.TrimSpace(lines.Bytes())
@@ -208,6 +199,9 @@ func (c *Client) Events(ctx context.Context, since uint64, follow bool, emit fun
 		}
 		var ev Event
 		if err := json.Unmarshal(line, &ev); err != nil {
+			if lines.Err() != nil {
+				break // the stream was cut in the line
+			}
 			return Errorf(quota.CodeBadAnswer, "gpufenced at %s sent an event that is not JSON: %v", c.socket, err)
 		}
 		if err := emit(ev); err != nil {
@@ -229,11 +223,11 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() // nothing is lost: the body is only read
-	if resp.StatusCode/100 != 2 {
+	defer resp.close()
+	if resp.code/100 != 2 {
 		return readError(resp)
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxResponseBytes+1))
+	body, err := io.ReadAll(io.LimitReader(resp.body, MaxResponseBytes+1))
 	if err != nil {
 		return &UnreachableError{Socket: c.socket, Err: fmt.Errorf("read answer: %w", err)}
 	}
@@ -246,7 +240,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	return nil
 }
 
-func (c *Client) do(ctx context.Context, method, path string, in any) (*http.Response, error) {
+func (c *Client) do(ctx context.Context, method, path string, in any) (*answer, error) {
 	var body []byte
 	if in != nil {
 		var err error
@@ -280,30 +274,23 @@ func (c *Client) do(ctx context.Context, method, path string, in any) (*http.Res
 	}
 }
 
-func (c *Client) once(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
-	var r io.Reader
-	if body != nil {
-		r = bytes.NewReader(body)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://gpufenced"+path, r)
+func (c *Client) once(ctx context.Context, method, path string, body []byte) (*answer, error) {
+	conn, err := c.dial(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("build request: %w", err)
+		return nil, err
 	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	return c.http.Do(req)
+	return exchange(ctx, conn, method, path, body)
 }
 
 // readError makes an [*Error] of an answer that is not 2xx, whoever wrote it.
-func readError(resp *http.Response) error {
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+func readError(resp *answer) error {
+	body, err := io.ReadAll(io.LimitReader(resp.body, 64<<10))
 	if err != nil {
-		return Errorf(quota.CodeBadAnswer, "gpufenced answered %s, and its reason could not be read: %v", resp.Status, err)
+		return Errorf(quota.CodeBadAnswer, "gpufenced answered %s, and its reason could not be read: %v", resp.status, err)
 	}
 	var e Error
 	if err := json.Unmarshal(body, &e); err != nil || e.Code == "" || e.Message == "" {
-		return Errorf(quota.CodeBadAnswer, "gpufenced answered %s without a reason of ours", resp.Status)
+		return Errorf(quota.CodeBadAnswer, "gpufenced answered %s without a reason of ours", resp.status)
 	}
 	return &e
 }

@@ -8,6 +8,9 @@ var BuildVersion = "dev"
 // APIVersion is the path prefix of this protocol, without slashes.
 const APIVersion = "v1"
 
+// PathMetrics is beside the versioned paths, named as everybody names it.
+const PathMetrics = "/metrics"
+
 // MaxRequestBytes bounds the body of a request, MaxResponseBytes what the client reads of an
 // answer (a node with thousands of containers), MaxEventBytes one line of /v1/events.
 const (

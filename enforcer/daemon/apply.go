@@ -12,17 +12,18 @@ import (
 	"slices"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/enforcer/registry"
 )
 
-var _ api.Applier = (*Daemon)(nil)
+var _ server.Applier = (*Daemon)(nil)
 
 // maxApplyPods bounds one request.
 const maxApplyPods = 10000
 
-// Apply implements [api.Applier].
+// Apply implements [server.Applier].
 func (d *Daemon) Apply(ctx context.Context, req api.ApplyRequest) (api.ApplyResponse, error) {
 	resp := api.ApplyResponse{Pods: []api.AppliedPod{}}
 	if len(req.Pods) > maxApplyPods {

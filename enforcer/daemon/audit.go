@@ -17,7 +17,7 @@ const (
 	maxAuditWhy = 1024
 )
 
-// Audit implements [api.Auditor]: it says of each container once why it is not fenced. Nobody is
+// Audit implements [server.Auditor]: it says of each container once why it is not fenced. Nobody is
 // killed on somebody's word: a process that then uses a GPU is unmanaged, and policy deals with it.
 func (d *Daemon) Audit(_ context.Context, req api.AuditRequest) (api.AuditResponse, error) {
 	if len(req.Containers) > maxAudit || len(req.By) > 64 {

@@ -86,7 +86,7 @@ type Options struct {
 	FreezeGuard []string
 }
 
-// Daemon is gpufenced. It implements [api.Service].
+// Daemon is gpufenced. It implements [server.Service].
 type Daemon struct {
 	cfg     config.Config
 	lib     gpu.Library

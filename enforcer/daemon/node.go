@@ -182,7 +182,7 @@ func checkReason(req api.SwitchRequest) (string, error) {
 	return reason, nil
 }
 
-// Quiesce implements [api.Service]: NVML is let go, so that the driver can be unloaded; starts are
+// Quiesce implements [server.Service]: NVML is let go, so that the driver can be unloaded; starts are
 // refused; what runs keeps its limits in the shim, and nobody is killed, since nothing is known.
 func (d *Daemon) Quiesce(ctx context.Context, req api.SwitchRequest) (api.Switch, error) {
 	reason, err := checkReason(req)
@@ -267,7 +267,7 @@ func forget(out *policy.Output) {
 	}
 }
 
-// Resume implements [api.Service].
+// Resume implements [server.Service].
 func (d *Daemon) Resume(_ context.Context, req api.SwitchRequest) (api.Switch, error) {
 	reason, err := checkReason(req)
 	if err != nil {
@@ -289,7 +289,7 @@ func (d *Daemon) Resume(_ context.Context, req api.SwitchRequest) (api.Switch, e
 	return d.node.sw, nil
 }
 
-// Disable implements [api.Service]: the break-glass. Starts pass, with their limits where they can
+// Disable implements [server.Service]: the break-glass. Starts pass, with their limits where they can
 // be had and without where they would be refused; nothing is refused, slowed or killed until resume.
 func (d *Daemon) Disable(_ context.Context, req api.SwitchRequest) (api.Switch, error) {
 	reason, err := checkReason(req)
@@ -372,7 +372,7 @@ func (d *Daemon) took(l config.Loaded, needRestart []string) {
 	d.once("config-copy", err)
 }
 
-// Reload implements [api.Service]. A wrong file is refused, and what was in force goes on.
+// Reload implements [server.Service]. A wrong file is refused, and what was in force goes on.
 func (d *Daemon) Reload(context.Context, api.ReloadRequest) (api.ConfigInfo, error) {
 	n := &d.node
 	n.reload.Lock()
@@ -466,7 +466,7 @@ func (d *Daemon) judgeHealth() {
 	n.health.Store(&h)
 }
 
-// Health implements [api.Service], without any lock.
+// Health implements [server.Service], without any lock.
 func (d *Daemon) Health(context.Context) (api.Health, error) {
 	h := *d.node.health.Load()
 	if late := d.mono() - time.Duration(d.node.tickBy.Load()); late > liveLimit {
@@ -481,7 +481,7 @@ func (d *Daemon) Live() bool {
 	return err == nil && h.Live
 }
 
-// Node implements [api.Service].
+// Node implements [server.Service].
 func (d *Daemon) Node(ctx context.Context) (api.Node, error) {
 	version, err := d.Version(ctx)
 	if err != nil {

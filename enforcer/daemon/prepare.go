@@ -36,7 +36,7 @@ const (
 	maxPreload = 64 << 10
 )
 
-// Prepare implements [api.Service].
+// Prepare implements [server.Service].
 func (d *Daemon) Prepare(ctx context.Context, req api.PrepareRequest) (api.PrepareResponse, error) {
 	resp, err := d.prepare(ctx, req)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/registry"
 )
 
-// Register implements [api.Service].
+// Register implements [server.Service].
 func (d *Daemon) Register(ctx context.Context, req api.RegisterRequest) (api.RegisterResponse, error) {
 	resp, err := d.register(ctx, req)
 	if err != nil {
@@ -281,7 +281,7 @@ func (d *Daemon) registered(c *registry.Container, notices []string) api.Registe
 	return api.RegisterResponse{Level: c.Level, Fences: fence.Report(d.fences, d.subject(c)), Notices: notices}
 }
 
-// Unregister implements [api.Service]. A container whose processes still live stays: whoever
+// Unregister implements [server.Service]. A container whose processes still live stays: whoever
 // says it is gone is wrong, and its memory must stay accounted.
 func (d *Daemon) Unregister(_ context.Context, req api.UnregisterRequest) error {
 	if err := checkKey(req.Key); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 )
 
 // shutdownTime is how long requests in progress may take when we are told to stop.
@@ -23,11 +24,11 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener, ready func()) error 
 	gid := readGroup()
 	if l == nil {
 		var err error
-		if l, err = api.Listen(d.cfg.Socket, gid); err != nil {
+		if l, err = server.Listen(d.cfg.Socket, gid); err != nil {
 			return err
 		}
 	}
-	server := api.NewServer(d, api.ServerOptions{
+	srv := server.New(d, server.Options{
 		ReadGID: gid, Metrics: d.node.metrics.Handler(), Logf: func(format string, args ...any) { d.log.Warnf(format, args...) },
 	})
 	ctx, stop := context.WithCancel(ctx)
@@ -40,11 +41,11 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener, ready func()) error 
 		d.once("metrics-address", err)
 		probed <- nil
 	} else {
-		go func() { probed <- server.ServeProbes(ctx, tcp) }()
+		go func() { probed <- srv.ServeProbes(ctx, tcp) }()
 	}
 	served := make(chan error, 1)
 	go func() {
-		err := server.Serve(l)
+		err := srv.Serve(l)
 		stop() // without a socket there is no point in going on
 		served <- err
 	}()
@@ -52,7 +53,7 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener, ready func()) error 
 	runErr := d.Run(ctx)
 	end, cancel := context.WithTimeout(context.Background(), shutdownTime)
 	defer cancel()
-	err := server.Shutdown(end)
+	err := srv.Shutdown(end)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = nil // streams of events are cut
 	}

@@ -21,7 +21,7 @@ type resize = policy.Resize
 // maxResizeDeadline bounds what a caller may ask for: until then the pages show the new limit.
 const maxResizeDeadline = time.Hour
 
-// Set implements [api.Service].
+// Set implements [server.Service].
 func (d *Daemon) Set(ctx context.Context, id string, req api.SetRequest) (api.SetResponse, error) {
 	var started []startedResize
 	var notices []string

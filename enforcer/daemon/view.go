@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/policy"
@@ -24,7 +25,7 @@ func (d *Daemon) show() {
 	_ = d.saveDirty() // said by itself
 }
 
-// Containers implements [api.Service].
+// Containers implements [server.Service].
 func (d *Daemon) Containers(context.Context) ([]api.Container, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -36,7 +37,7 @@ func (d *Daemon) Containers(context.Context) ([]api.Container, error) {
 	return out, nil
 }
 
-// Container implements [api.Service].
+// Container implements [server.Service].
 func (d *Daemon) Container(_ context.Context, id string) (api.Container, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,7 +163,7 @@ func (d *Daemon) viewGPU(c *registry.Container, g quota.GPU) api.ContainerGPU {
 	return v
 }
 
-// GPUs implements [api.Service].
+// GPUs implements [server.Service].
 func (d *Daemon) GPUs(context.Context) ([]api.GPUState, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -199,7 +200,7 @@ func (d *Daemon) viewGPUs() []api.GPUState {
 	return out
 }
 
-// Version implements [api.Service].
+// Version implements [server.Service].
 func (d *Daemon) Version(context.Context) (api.Version, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -208,7 +209,7 @@ func (d *Daemon) Version(context.Context) (api.Version, error) {
 	}, nil
 }
 
-// Events implements [api.Service]. The journal has its own lock.
+// Events implements [server.Service]. The journal has its own lock.
 func (d *Daemon) Events(ctx context.Context, from uint64, follow bool, emit func(*api.Event) error) error {
 	send := func(ev api.Event) error {
 		if err := emit(&ev); err != nil {
@@ -225,7 +226,7 @@ func (d *Daemon) Events(ctx context.Context, from uint64, follow bool, emit func
 		if err := emit(nil); err != nil {
 			return err
 		}
-		wait, cancel := context.WithTimeout(ctx, api.KeepAlive())
+		wait, cancel := context.WithTimeout(ctx, server.KeepAlive())
 		err := d.journal.Wait(wait, from)
 		cancel()
 		switch {

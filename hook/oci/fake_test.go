@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 )
 
 // daemon stands in for gpufenced behind the real server of its protocol: it records what it
 // hears and says what the test wants.
 type daemon struct {
-	api.Service // the rest is not called
-	socket      string
+	server.Service // the rest is not called
+	socket         string
 
 	mu           sync.Mutex
 	prepared     []api.PrepareRequest
@@ -32,11 +33,11 @@ type daemon struct {
 func startDaemon(t *testing.T) *daemon {
 	t.Helper()
 	d := &daemon{socket: filepath.Join(t.TempDir(), "s")}
-	l, err := api.Listen(d.socket, -1)
+	l, err := server.Listen(d.socket, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := api.NewServer(d, api.ServerOptions{Logf: t.Logf})
+	s := server.New(d, server.Options{Logf: t.Logf})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {

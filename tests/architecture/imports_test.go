@@ -119,6 +119,29 @@ func TestStaticProgramsStayLight(t *testing.T) {
 	}
 }
 
+// TestStartsOfContainersStayLight: gpufence-runtime and gpufence-hook are started anew for every
+// container, and each package that is linked costs its start, used or not.
+func TestStartsOfContainersStayLight(t *testing.T) {
+	heavy := []string{"net/http", "crypto/tls", "crypto/x509", "k8s.io", "google.golang.org", "github.com/prometheus", "github.com/spf13", "github.com/sirupsen"}
+	linked := func(program string) []string {
+		packages := list(t, "./cmd/"+program)
+		if len(packages) != 1 {
+			t.Fatalf("go list ./cmd/%s: %d packages, want 1", program, len(packages))
+		}
+		return slices.DeleteFunc(packages[0].Deps, func(dep string) bool {
+			return !slices.ContainsFunc(heavy, func(h string) bool { return within(dep, h) })
+		})
+	}
+	for _, program := range []string{"gpufence-runtime", "gpufence-hook"} {
+		for _, dep := range linked(program) {
+			t.Errorf("%s links %s", program, dep)
+		}
+	}
+	if len(linked("gpufenced")) == 0 {
+		t.Error("gpufenced links none of them: this test looks for the wrong names")
+	}
+}
+
 // TestOnlyTheAgentKnowsKubernetes: a client of the API server in gpufenced would be memory and attack
 // surface on every node, Kubernetes or not; and kubectl-gpufence has only kubectl's rights.
 func TestOnlyTheAgentKnowsKubernetes(t *testing.T) {

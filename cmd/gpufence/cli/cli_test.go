@@ -17,6 +17,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/api/server"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -44,15 +45,15 @@ func TestScripts(t *testing.T) {
 			}
 			env.Defer(func() { os.RemoveAll(dir) })
 			socket, broken := filepath.Join(dir, "s"), filepath.Join(dir, "b")
-			l, err := api.Listen(socket, -1)
+			l, err := server.Listen(socket, -1)
 			if err != nil {
 				return err
 			}
-			server := api.NewServer(&fakeDaemon{}, api.ServerOptions{ReadGID: -1, Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			srv := server.New(&fakeDaemon{}, server.Options{ReadGID: -1, Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Write([]byte("gpufence_build_info 1\n"))
 			})})
-			go server.Serve(l)
-			env.Defer(func() { server.Shutdown(context.Background()) })
+			go srv.Serve(l)
+			env.Defer(func() { srv.Shutdown(context.Background()) })
 			if l, err = net.Listen("unix", broken); err != nil {
 				return err
 			}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package server
 
 import (
 	"bufio"
@@ -22,6 +22,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -31,9 +32,9 @@ type fakeService struct {
 	err    error
 	panics bool
 	ids    []string
-	events []Event
+	events []api.Event
 	block  chan struct{}
-	health Health
+	health api.Health
 }
 
 func (f *fakeService) fail() error {
@@ -45,37 +46,37 @@ func (f *fakeService) fail() error {
 	return f.err
 }
 
-func (f *fakeService) Prepare(_ context.Context, req PrepareRequest) (PrepareResponse, error) {
-	return PrepareResponse{Notices: []string{req.Key.ID, req.ContainerName}}, f.fail()
+func (f *fakeService) Prepare(_ context.Context, req api.PrepareRequest) (api.PrepareResponse, error) {
+	return api.PrepareResponse{Notices: []string{req.Key.ID, req.ContainerName}}, f.fail()
 }
 
-func (f *fakeService) Register(ctx context.Context, req RegisterRequest) (RegisterResponse, error) {
+func (f *fakeService) Register(ctx context.Context, req api.RegisterRequest) (api.RegisterResponse, error) {
 	if f.block != nil {
 		select {
 		case <-f.block:
 		case <-ctx.Done():
-			return RegisterResponse{}, ctx.Err()
+			return api.RegisterResponse{}, ctx.Err()
 		}
 	}
-	return RegisterResponse{Level: quota.LevelReactive, Fences: []Fence{{Name: "watch", State: "proven"}}}, f.fail()
+	return api.RegisterResponse{Level: quota.LevelReactive, Fences: []api.Fence{{Name: "watch", State: "proven"}}}, f.fail()
 }
-func (f *fakeService) Unregister(context.Context, UnregisterRequest) error { return f.fail() }
-func (f *fakeService) Containers(context.Context) ([]Container, error) {
-	return []Container{{Name: "main"}}, f.fail()
+func (f *fakeService) Unregister(context.Context, api.UnregisterRequest) error { return f.fail() }
+func (f *fakeService) Containers(context.Context) ([]api.Container, error) {
+	return []api.Container{{Name: "main"}}, f.fail()
 }
-func (f *fakeService) Container(_ context.Context, id string) (Container, error) {
+func (f *fakeService) Container(_ context.Context, id string) (api.Container, error) {
 	f.mu.Lock()
 	f.ids = append(f.ids, id)
 	f.mu.Unlock()
-	return Container{Name: id}, f.fail()
+	return api.Container{Name: id}, f.fail()
 }
-func (f *fakeService) Set(_ context.Context, id string, req SetRequest) (SetResponse, error) {
-	return SetResponse{Notices: []string{id, req.Values["memory.max"]}}, f.fail()
+func (f *fakeService) Set(_ context.Context, id string, req api.SetRequest) (api.SetResponse, error) {
+	return api.SetResponse{Notices: []string{id, req.Values["memory.max"]}}, f.fail()
 }
-func (f *fakeService) GPUs(context.Context) ([]GPUState, error) {
-	return []GPUState{{Known: true}}, f.fail()
+func (f *fakeService) GPUs(context.Context) ([]api.GPUState, error) {
+	return []api.GPUState{{Known: true}}, f.fail()
 }
-func (f *fakeService) Events(ctx context.Context, since uint64, follow bool, emit func(*Event) error) error {
+func (f *fakeService) Events(ctx context.Context, since uint64, follow bool, emit func(*api.Event) error) error {
 	if err := f.fail(); err != nil {
 		return err
 	}
@@ -95,50 +96,50 @@ func (f *fakeService) Events(ctx context.Context, since uint64, follow bool, emi
 	}
 	return nil
 }
-func (f *fakeService) Version(context.Context) (Version, error) {
-	return Version{Version: BuildVersion, API: APIVersion}, f.fail()
+func (f *fakeService) Version(context.Context) (api.Version, error) {
+	return api.Version{Version: api.BuildVersion, API: api.APIVersion}, f.fail()
 }
 
-func (f *fakeService) Node(context.Context) (Node, error) {
-	return Node{Mode: "enforce", LastEvent: 7}, f.fail()
+func (f *fakeService) Node(context.Context) (api.Node, error) {
+	return api.Node{Mode: "enforce", LastEvent: 7}, f.fail()
 }
-func (f *fakeService) Health(context.Context) (Health, error) {
+func (f *fakeService) Health(context.Context) (api.Health, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.health, f.err
 }
-func (f *fakeService) Reload(context.Context, ReloadRequest) (ConfigInfo, error) {
-	return ConfigInfo{Path: "/etc/x"}, f.fail()
+func (f *fakeService) Reload(context.Context, api.ReloadRequest) (api.ConfigInfo, error) {
+	return api.ConfigInfo{Path: "/etc/x"}, f.fail()
 }
-func (f *fakeService) Quiesce(_ context.Context, req SwitchRequest) (Switch, error) {
-	return Switch{Position: SwitchQuiesced, Reason: req.Reason}, f.fail()
+func (f *fakeService) Quiesce(_ context.Context, req api.SwitchRequest) (api.Switch, error) {
+	return api.Switch{Position: api.SwitchQuiesced, Reason: req.Reason}, f.fail()
 }
-func (f *fakeService) Resume(context.Context, SwitchRequest) (Switch, error) {
-	return Switch{Position: SwitchRunning}, f.fail()
+func (f *fakeService) Resume(context.Context, api.SwitchRequest) (api.Switch, error) {
+	return api.Switch{Position: api.SwitchRunning}, f.fail()
 }
-func (f *fakeService) Disable(_ context.Context, req SwitchRequest) (Switch, error) {
-	return Switch{Position: SwitchDisabled, Reason: req.Reason}, f.fail()
+func (f *fakeService) Disable(_ context.Context, req api.SwitchRequest) (api.Switch, error) {
+	return api.Switch{Position: api.SwitchDisabled, Reason: req.Reason}, f.fail()
 }
 
 // applying is a service that follows manifests.
 type applying struct{ *fakeService }
 
-func (a applying) Apply(_ context.Context, req ApplyRequest) (ApplyResponse, error) {
-	var resp ApplyResponse
+func (a applying) Apply(_ context.Context, req api.ApplyRequest) (api.ApplyResponse, error) {
+	var resp api.ApplyResponse
 	for _, p := range req.Pods {
-		resp.Pods = append(resp.Pods, AppliedPod{Namespace: p.Namespace, Name: p.Name})
+		resp.Pods = append(resp.Pods, api.AppliedPod{Namespace: p.Namespace, Name: p.Name})
 	}
 	return resp, a.fail()
 }
 
-func (a applying) Audit(_ context.Context, req AuditRequest) (AuditResponse, error) {
-	return AuditResponse{Unmanaged: req.By}, a.fail()
+func (a applying) Audit(_ context.Context, req api.AuditRequest) (api.AuditResponse, error) {
+	return api.AuditResponse{Unmanaged: req.By}, a.fail()
 }
 
 // testReadTimeout is short, since one test waits for it to pass.
 const testReadTimeout = 500 * time.Millisecond
 
-func serve(t *testing.T, svc Service, gid int) (*Client, string) {
+func serve(t *testing.T, svc Service, gid int) (*api.Client, string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gpufence-api") // t.TempDir is too long for a socket's path
 	if err != nil {
@@ -153,7 +154,7 @@ func serve(t *testing.T, svc Service, gid int) (*Client, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := NewServer(svc, ServerOptions{ReadGID: gid, ReadTimeout: testReadTimeout, Logf: t.Logf})
+	srv := New(svc, Options{ReadGID: gid, ReadTimeout: testReadTimeout, Logf: t.Logf})
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
@@ -164,11 +165,11 @@ func serve(t *testing.T, svc Service, gid int) (*Client, string) {
 			t.Error(err)
 		}
 	})
-	return NewClient(sock, 0), sock
+	return api.NewClient(sock, 0), sock
 }
 
 // raw speaks to the socket without our client.
-func raw(t *testing.T, sock, method, path, body string) (int, Error, string) {
+func raw(t *testing.T, sock, method, path, body string) (int, api.Error, string) {
 	t.Helper()
 	hc := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", sock) }}}
@@ -185,7 +186,7 @@ func raw(t *testing.T, sock, method, path, body string) (int, Error, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var e Error
+	var e api.Error
 	if resp.StatusCode/100 != 2 {
 		if err := json.Unmarshal(b, &e); err != nil {
 			t.Fatalf("%s %s: %d with a body that is no Error: %q", method, path, resp.StatusCode, b)
@@ -195,19 +196,19 @@ func raw(t *testing.T, sock, method, path, body string) (int, Error, string) {
 }
 
 func TestRoundTrip(t *testing.T) {
-	svc := &fakeService{events: []Event{{Seq: 1, Type: "a"}, {Seq: 2, Type: "b"}, {Seq: 3, Type: "c"}}}
+	svc := &fakeService{events: []api.Event{{Seq: 1, Type: "a"}, {Seq: 2, Type: "b"}, {Seq: 3, Type: "c"}}}
 	c, _ := serve(t, svc, -1)
 	ctx := context.Background()
 
-	prep, err := c.Prepare(ctx, PrepareRequest{Key: ContainerKey{ID: "abc"}, ContainerName: "main"})
+	prep, err := c.Prepare(ctx, api.PrepareRequest{Key: api.ContainerKey{ID: "abc"}, ContainerName: "main"})
 	if err != nil || len(prep.Notices) != 2 || prep.Notices[0] != "abc" {
 		t.Errorf("prepare: %+v, %v", prep, err)
 	}
-	reg, err := c.Register(ctx, RegisterRequest{PID: 1})
+	reg, err := c.Register(ctx, api.RegisterRequest{PID: 1})
 	if err != nil || reg.Level != quota.LevelReactive {
 		t.Errorf("register: %+v, %v", reg, err)
 	}
-	if err := c.Unregister(ctx, UnregisterRequest{}); err != nil {
+	if err := c.Unregister(ctx, api.UnregisterRequest{}); err != nil {
 		t.Errorf("unregister: %v", err)
 	}
 	if list, err := c.Containers(ctx); err != nil || len(list) != 1 {
@@ -218,7 +219,7 @@ func TestRoundTrip(t *testing.T) {
 		if err != nil || got.Name != id {
 			t.Errorf("container %q: %q, %v", id, got.Name, err)
 		}
-		set, err := c.Set(ctx, id, SetRequest{Values: map[string]string{"memory.max": "6Gi"}})
+		set, err := c.Set(ctx, id, api.SetRequest{Values: map[string]string{"memory.max": "6Gi"}})
 		if err != nil || set.Notices[0] != id || set.Notices[1] != "6Gi" {
 			t.Errorf("set %q: %+v, %v", id, set, err)
 		}
@@ -226,30 +227,30 @@ func TestRoundTrip(t *testing.T) {
 	if gpus, err := c.GPUs(ctx); err != nil || len(gpus) != 1 || !gpus[0].Known {
 		t.Errorf("gpus: %+v, %v", gpus, err)
 	}
-	if v, err := c.Version(ctx); err != nil || v.Version != BuildVersion {
+	if v, err := c.Version(ctx); err != nil || v.Version != api.BuildVersion {
 		t.Errorf("version: %+v, %v", v, err)
 	}
 	var seqs []uint64
-	err = c.Events(ctx, 1, false, func(ev Event) error { seqs = append(seqs, ev.Seq); return nil })
+	err = c.Events(ctx, 1, false, func(ev api.Event) error { seqs = append(seqs, ev.Seq); return nil })
 	if err != nil || !cmp.Equal(seqs, []uint64{2, 3}) {
 		t.Errorf("events: %v, %v", seqs, err)
 	}
 }
 
 func TestEventsFollow(t *testing.T) {
-	svc := &fakeService{events: []Event{{Seq: 1}}}
+	svc := &fakeService{events: []api.Event{{Seq: 1}}}
 	c, _ := serve(t, svc, -1)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	// Events must arrive while the stream is open, and the end of the context end it.
 	n := 0
-	err := c.Events(ctx, 0, true, func(Event) error { n++; cancel(); return nil })
+	err := c.Events(ctx, 0, true, func(api.Event) error { n++; cancel(); return nil })
 	if n != 1 || !errors.Is(err, context.Canceled) {
 		t.Errorf("followed %d events, %v", n, err)
 	}
 	// An error of the reader comes back as it is.
 	stop := errors.New("enough")
-	if err := c.Events(context.Background(), 0, true, func(Event) error { return stop }); !errors.Is(err, stop) {
+	if err := c.Events(context.Background(), 0, true, func(api.Event) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -264,16 +265,16 @@ func TestErrorsTravel(t *testing.T) {
 		say    string
 	}{
 		{quota.NewError(quota.CodeNoUnit, `memory.max "4096" has no unit`).WithHint("write 4096Mi"), quota.CodeNoUnit, 422, `memory.max "4096" has no unit: write 4096Mi`},
-		{fmt.Errorf("outer: %w", Errorf(quota.CodeUnavailable, "too much")), quota.CodeUnavailable, 422, "too much"},
-		{Errorf(quota.CodeNoSuchContainer, "none"), quota.CodeNoSuchContainer, 404, "none"},
-		{Errorf(quota.CodeAmbiguousName, "two"), quota.CodeAmbiguousName, 409, "two"},
+		{fmt.Errorf("outer: %w", api.Errorf(quota.CodeUnavailable, "too much")), quota.CodeUnavailable, 422, "too much"},
+		{api.Errorf(quota.CodeNoSuchContainer, "none"), quota.CodeNoSuchContainer, 404, "none"},
+		{api.Errorf(quota.CodeAmbiguousName, "two"), quota.CodeAmbiguousName, 409, "two"},
 		{errors.New("disk on fire"), quota.CodeInternal, 500, "disk on fire"},
 	} {
 		svc.mu.Lock()
 		svc.err = tt.err
 		svc.mu.Unlock()
 		_, err := c.Containers(context.Background())
-		var e *Error
+		var e *api.Error
 		if !errors.As(err, &e) || !errors.Is(err, tt.code) || !strings.Contains(e.Message, tt.say) {
 			t.Errorf("%v: got %v", tt.err, err)
 		}
@@ -287,7 +288,7 @@ func TestErrorsTravel(t *testing.T) {
 			t.Errorf("%v: status %d, want %d", tt.err, st, tt.status)
 		}
 		// Before its first line a stream can still tell its error.
-		if err := c.Events(context.Background(), 0, true, func(Event) error { return nil }); !errors.Is(err, tt.code) {
+		if err := c.Events(context.Background(), 0, true, func(api.Event) error { return nil }); !errors.Is(err, tt.code) {
 			t.Errorf("%v: events say %v", tt.err, err)
 		}
 	}
@@ -318,7 +319,7 @@ func TestBadRequests(t *testing.T) {
 		{"number too large", "POST", "/v1/register", `{"pid":99999999999999999999}`, 400, "pid"},
 		{"bad UTF-8", "POST", "/v1/prepare", "{\"bundle\":\"\xff\"}", 400, "not UTF-8"},
 		{"too deep", "POST", "/v1/prepare", `{"annotations":` + strings.Repeat(`{"a":`, 20000) + "1", 400, "not a request"},
-		{"too large", "POST", "/v1/prepare", `{"bundle":"` + strings.Repeat("x", MaxRequestBytes) + `"}`, 413, "exceeds 1048576 bytes"},
+		{"too large", "POST", "/v1/prepare", `{"bundle":"` + strings.Repeat("x", api.MaxRequestBytes) + `"}`, 413, "exceeds 1048576 bytes"},
 		{"unknown fields are for later versions", "POST", "/v1/register", `{"pid":1,"later":{"x":1}}`, 200, ""},
 		{"no such path", "GET", "/v1/nope", "", 404, "no path"},
 		{"no version", "GET", "/containers", "", 404, "no path"},
@@ -390,7 +391,7 @@ func TestLongRequestIsNotCancelled(t *testing.T) {
 	c, _ := serve(t, svc, -1)
 	done := make(chan error, 1)
 	go func() {
-		_, err := c.Register(context.Background(), RegisterRequest{})
+		_, err := c.Register(context.Background(), api.RegisterRequest{})
 		done <- err
 	}()
 	select {
@@ -410,9 +411,9 @@ func TestPeerChild(t *testing.T) {
 	if sock == "" {
 		t.Skip("runs only as a child of TestPeers")
 	}
-	c := NewClient(sock, 0)
+	c := api.NewClient(sock, 0)
 	_, readErr := c.Containers(context.Background())
-	_, changeErr := c.Prepare(context.Background(), PrepareRequest{})
+	_, changeErr := c.Prepare(context.Background(), api.PrepareRequest{})
 	say := func(err error) string {
 		switch {
 		case err == nil:
@@ -471,7 +472,7 @@ func TestPeers(t *testing.T) {
 }
 
 func TestUnknownPeerIsRefused(t *testing.T) {
-	srv := NewServer(&fakeService{}, ServerOptions{ReadGID: -1, Logf: t.Logf})
+	srv := New(&fakeService{}, Options{ReadGID: -1, Logf: t.Logf})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -488,60 +489,6 @@ func TestUnknownPeerIsRefused(t *testing.T) {
 	}
 }
 
-func TestUnreachable(t *testing.T) {
-	dir := t.TempDir()
-	sock := filepath.Join(dir, "none")
-	c := NewClient(sock, 0)
-	_, err := c.Version(context.Background())
-	if !errors.Is(err, ErrUnreachable) || !errors.Is(err, quota.CodeUnreachable) || quota.CodeOf(err) != quota.CodeUnreachable {
-		t.Fatalf("got %v", err)
-	}
-	for _, want := range []string{sock, "systemctl start gpufenced", "no such file"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q does not say %q", err, want)
-		}
-	}
-	// Somebody who listens but is not us.
-	l, err := net.Listen("unix", sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	answers := make(chan string, 1)
-	go func() {
-		for a := range answers {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Read(make([]byte, 4096)) // whatever it is
-			_, _ = io.WriteString(conn, a)       // the client judges what arrived
-			_ = conn.Close()
-		}
-	}()
-	defer close(answers)
-	for _, tt := range []struct {
-		answer string
-		code   quota.Code
-	}{
-		{"", quota.CodeUnreachable},
-		{"garbage\r\n\r\n", quota.CodeUnreachable},
-		{"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnope", quota.CodeBadAnswer},
-		{"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\nnope", quota.CodeUnreachable},
-		{"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\nnope", quota.CodeBadAnswer},
-		{"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n{}", quota.CodeBadAnswer},
-	} {
-		answers <- tt.answer
-		if _, err := c.Version(context.Background()); !errors.Is(err, tt.code) {
-			t.Errorf("%q gives %v", tt.answer, err)
-		}
-	}
-	answers <- "HTTP/1.1 200 OK\r\n\r\nnot an event\n"
-	if err := c.Events(context.Background(), 0, false, func(Event) error { return nil }); !errors.Is(err, quota.CodeBadAnswer) {
-		t.Errorf("a bad event gives %v", err)
-	}
-}
-
 func TestClientWaitsForSocket(t *testing.T) {
 	dir := t.TempDir()
 	sock := filepath.Join(dir, "s")
@@ -552,15 +499,15 @@ func TestClientWaitsForSocket(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		srv := NewServer(&fakeService{}, ServerOptions{ReadGID: -1})
+		srv := New(&fakeService{}, Options{ReadGID: -1})
 		go srv.Serve(l) // ends with the test's process
 	}()
-	if _, err := NewClient(sock, 20*time.Second).Version(context.Background()); err != nil {
+	if _, err := api.NewClient(sock, 20*time.Second).Version(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := NewClient(filepath.Join(dir, "none"), time.Hour).Version(ctx); !errors.Is(err, ErrUnreachable) {
+	if _, err := api.NewClient(filepath.Join(dir, "none"), time.Hour).Version(ctx); !errors.Is(err, api.ErrUnreachable) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -603,7 +550,7 @@ func FuzzDecodeRequest(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, out := range []any{&PrepareRequest{}, &RegisterRequest{}, &UnregisterRequest{}, &SetRequest{}} {
+		for _, out := range []any{&api.PrepareRequest{}, &api.RegisterRequest{}, &api.UnregisterRequest{}, &api.SetRequest{}} {
 			err := DecodeRequest(b, out)
 			if err != nil {
 				if strings.Contains(err.Error(), "\n") || len(err.Error()) > 600 {
@@ -619,18 +566,6 @@ func FuzzDecodeRequest(f *testing.F) {
 			if err := DecodeRequest(again, out); err != nil {
 				t.Errorf("read again: %v", err)
 			}
-		}
-	})
-}
-
-func FuzzReadError(f *testing.F) {
-	f.Add([]byte(`{"code":"E1203","message":"x"}`))
-	f.Add([]byte(`{`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		err := readError(&http.Response{Status: "500 x", Body: io.NopCloser(strings.NewReader(string(b)))})
-		var e *Error
-		if !errors.As(err, &e) || e.Code == "" || e.Message == "" {
-			t.Errorf("no code or no message: %v", err)
 		}
 	})
 }

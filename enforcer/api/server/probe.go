@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package server
 
 import (
 	"context"
@@ -9,12 +9,13 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
 // Paths beside the versioned ones, named as everybody names them.
 const (
-	pathMetrics = "/metrics"
+	pathMetrics = api.PathMetrics
 	pathLive    = "/healthz"
 	pathReady   = "/readyz"
 )
@@ -28,14 +29,14 @@ func (s *Server) probe(path string) http.Handler {
 	case pathMetrics:
 		return s.opts.Metrics
 	case pathLive:
-		return s.health(func(h Health) bool { return h.Live })
+		return s.health(func(h api.Health) bool { return h.Live })
 	case pathReady:
-		return s.health(func(h Health) bool { return h.Live && h.Ready })
+		return s.health(func(h api.Health) bool { return h.Live && h.Ready })
 	}
 	return nil
 }
 
-func (s *Server) health(good func(Health) bool) http.Handler {
+func (s *Server) health(good func(api.Health) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := s.svc.Health(r.Context())
 		if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package server
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -41,7 +42,7 @@ func attackers(t *testing.T) int {
 // out: not one honest request is lost, and memory stays bounded.
 func TestTenThousandConnections(t *testing.T) {
 	_, sock := serve(t, &fakeService{}, -1)
-	c := NewClient(sock, 20*time.Second) // as patient as a container's start
+	c := api.NewClient(sock, 20*time.Second) // as patient as a container's start
 	n := attackers(t)
 	partial := []string{
 		"",
@@ -79,7 +80,7 @@ func TestTenThousandConnections(t *testing.T) {
 		go func() {
 			for range 4 {
 				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-				_, err := c.Prepare(ctx, PrepareRequest{Key: ContainerKey{ID: "a"}})
+				_, err := c.Prepare(ctx, api.PrepareRequest{Key: api.ContainerKey{ID: "a"}})
 				cancel()
 				honest <- err
 			}
@@ -108,7 +109,7 @@ func TestTenThousandConnections(t *testing.T) {
 
 func TestOldestUnfinishedConnectionMakesRoom(t *testing.T) {
 	svc := &fakeService{block: make(chan struct{})}
-	srv := NewServer(svc, ServerOptions{ReadGID: -1, MaxConns: 3, Logf: t.Logf})
+	srv := New(svc, Options{ReadGID: -1, MaxConns: 3, Logf: t.Logf})
 	sock := t.TempDir() + "/s"
 	l, err := Listen(sock, -1)
 	if err != nil {
@@ -116,12 +117,12 @@ func TestOldestUnfinishedConnectionMakesRoom(t *testing.T) {
 	}
 	go srv.Serve(l) // ends with Shutdown
 	defer srv.Shutdown(context.Background())
-	c := NewClient(sock, 0)
+	c := api.NewClient(sock, 0)
 
 	// One request that is being answered, two connections that say nothing: the older one goes.
 	answered := make(chan error, 1)
 	go func() {
-		_, err := c.Register(context.Background(), RegisterRequest{})
+		_, err := c.Register(context.Background(), api.RegisterRequest{})
 		answered <- err
 	}()
 	count := func(busy bool) int {
@@ -236,7 +237,7 @@ func TestConnsAccounts(t *testing.T) {
 		}
 		leave = append(leave, f)
 	}
-	if _, err := c.stream(7); ErrorOf(err).Code != string(quota.CodeBusy) {
+	if _, err := c.stream(7); api.ErrorOf(err).Code != string(quota.CodeBusy) {
 		t.Errorf("one more stream: %v", err)
 	}
 	for range maxStreams - maxStreamsUID {
@@ -244,7 +245,7 @@ func TestConnsAccounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := c.stream(0); ErrorOf(err).Code != string(quota.CodeBusy) {
+	if _, err := c.stream(0); api.ErrorOf(err).Code != string(quota.CodeBusy) {
 		t.Errorf("one more of root: %v", err)
 	}
 	for _, f := range leave {
@@ -257,7 +258,7 @@ func TestConnsAccounts(t *testing.T) {
 
 // Many large bodies at one time: those that come whole are served or told to try again.
 func TestLargeBodiesAtOnce(t *testing.T) {
-	srv := NewServer(&fakeService{}, ServerOptions{ReadGID: -1, Logf: t.Logf})
+	srv := New(&fakeService{}, Options{ReadGID: -1, Logf: t.Logf})
 	sock := t.TempDir() + "/s"
 	l, err := Listen(sock, -1)
 	if err != nil {
@@ -265,7 +266,7 @@ func TestLargeBodiesAtOnce(t *testing.T) {
 	}
 	go srv.Serve(l) // ends with Shutdown
 	defer srv.Shutdown(context.Background())
-	body := fmt.Sprintf(`{"bundle":%q}`, strings.Repeat("x", MaxRequestBytes-100))
+	body := fmt.Sprintf(`{"bundle":%q}`, strings.Repeat("x", api.MaxRequestBytes-100))
 	hc := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", sock) }}}
 	var served, told, cut atomic.Int64
@@ -294,14 +295,14 @@ func TestLargeBodiesAtOnce(t *testing.T) {
 	if served.Load() == 0 {
 		t.Error("nobody was served")
 	}
-	if _, err := NewClient(sock, 0).Version(context.Background()); err != nil {
+	if _, err := api.NewClient(sock, 0).Version(context.Background()); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestProbes(t *testing.T) {
-	svc := &fakeService{health: Health{Live: true, Why: "NVML is not there"}}
-	srv := NewServer(svc, ServerOptions{ReadGID: -1, Logf: t.Logf, Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	svc := &fakeService{health: api.Health{Live: true, Why: "NVML is not there"}}
+	srv := New(svc, Options{ReadGID: -1, Logf: t.Logf, Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "a 1\n") // the test reads it
 	})})
 	sock := t.TempDir() + "/s"
@@ -343,7 +344,7 @@ func TestProbes(t *testing.T) {
 		base string
 	}{{unixClient, "http://x"}, {http.DefaultClient, "http://" + tcp.Addr().String()}} {
 		svc.mu.Lock()
-		svc.health = Health{Live: true, Why: "NVML is not there"}
+		svc.health = api.Health{Live: true, Why: "NVML is not there"}
 		svc.mu.Unlock()
 		for _, tt := range []struct {
 			method, path string
@@ -362,13 +363,13 @@ func TestProbes(t *testing.T) {
 			}
 		}
 		svc.mu.Lock()
-		svc.health = Health{Live: true, Ready: true}
+		svc.health = api.Health{Live: true, Ready: true}
 		svc.mu.Unlock()
 		if st, _ := get(side.hc, "GET", side.base+"/readyz"); st != 200 {
 			t.Errorf("ready: %d", st)
 		}
 		svc.mu.Lock()
-		svc.health = Health{}
+		svc.health = api.Health{}
 		svc.mu.Unlock()
 		for _, p := range []string{"/healthz", "/readyz"} {
 			if st, _ := get(side.hc, "GET", side.base+p); st != 503 {
@@ -384,12 +385,12 @@ func TestProbes(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if text, err := NewClient(sock, 0).Metrics(context.Background()); err != nil || string(text) != "a 1\n" {
+	if text, err := api.NewClient(sock, 0).Metrics(context.Background()); err != nil || string(text) != "a 1\n" {
 		t.Errorf("metrics: %q, %v", text, err)
 	}
 	// Without metrics there is no such path.
 	_, plain := serve(t, svc, -1)
-	if _, err := NewClient(plain, 0).Metrics(context.Background()); !errors.Is(err, quota.CodeBadRequest) {
+	if _, err := api.NewClient(plain, 0).Metrics(context.Background()); !errors.Is(err, quota.CodeBadRequest) {
 		t.Errorf("without metrics: %v", err)
 	}
 }
@@ -397,13 +398,13 @@ func TestProbes(t *testing.T) {
 func TestSwitchAndApplyTravel(t *testing.T) {
 	c, _ := serve(t, applying{&fakeService{}}, -1)
 	ctx := context.Background()
-	if sw, err := c.Quiesce(ctx, "driver"); err != nil || sw.Position != SwitchQuiesced || sw.Reason != "driver" {
+	if sw, err := c.Quiesce(ctx, "driver"); err != nil || sw.Position != api.SwitchQuiesced || sw.Reason != "driver" {
 		t.Errorf("quiesce: %+v, %v", sw, err)
 	}
-	if sw, err := c.Disable(ctx, "incident"); err != nil || sw.Position != SwitchDisabled || sw.Reason != "incident" {
+	if sw, err := c.Disable(ctx, "incident"); err != nil || sw.Position != api.SwitchDisabled || sw.Reason != "incident" {
 		t.Errorf("disable: %+v, %v", sw, err)
 	}
-	if sw, err := c.Resume(ctx); err != nil || sw.Position != SwitchRunning {
+	if sw, err := c.Resume(ctx); err != nil || sw.Position != api.SwitchRunning {
 		t.Errorf("resume: %+v, %v", sw, err)
 	}
 	if info, err := c.Reload(ctx); err != nil || info.Path != "/etc/x" {
@@ -412,12 +413,12 @@ func TestSwitchAndApplyTravel(t *testing.T) {
 	if n, err := c.Node(ctx); err != nil || n.LastEvent != 7 {
 		t.Errorf("node: %+v, %v", n, err)
 	}
-	resp, err := c.Apply(ctx, ApplyRequest{Pods: []ApplyPod{{Namespace: "a", Name: "b"}}})
+	resp, err := c.Apply(ctx, api.ApplyRequest{Pods: []api.ApplyPod{{Namespace: "a", Name: "b"}}})
 	if err != nil || len(resp.Pods) != 1 || resp.Pods[0].Name != "b" {
 		t.Errorf("apply: %+v, %v", resp, err)
 	}
 	plain, _ := serve(t, &fakeService{}, -1)
-	if _, err := plain.Apply(ctx, ApplyRequest{}); !errors.Is(err, quota.CodeNotEnforced) {
+	if _, err := plain.Apply(ctx, api.ApplyRequest{}); !errors.Is(err, quota.CodeNotEnforced) {
 		t.Errorf("apply where it is not built: %v", err)
 	}
 }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+// Package server answers the protocol of enforcer/api on unix sockets for a [Service], and tells
+// callers apart by the kernel's word. No peer, however many connections it opens and whatever it
+// leaves unfinished, keeps another one out. It is apart from the protocol's types and client since
+// it links net/http, which costs every process that has it its start.
+package server
 
 import (
 	"bytes"
@@ -19,6 +23,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -32,38 +37,43 @@ const (
 	keepAlive = 15 * time.Second
 )
 
-// Service is what gpufenced does behind the socket. Its errors are an [*Error], or reach the
-// caller as [ErrorOf] translates them.
+// Service is what gpufenced does behind the socket. Its errors are an [*api.Error], or reach the
+// caller as [api.ErrorOf] translates them.
 type Service interface {
-	Prepare(context.Context, PrepareRequest) (PrepareResponse, error)
-	Register(context.Context, RegisterRequest) (RegisterResponse, error)
-	Unregister(context.Context, UnregisterRequest) error
-	Containers(context.Context) ([]Container, error)
-	Container(ctx context.Context, id string) (Container, error)
-	Set(ctx context.Context, id string, req SetRequest) (SetResponse, error)
-	GPUs(context.Context) ([]GPUState, error)
+	Prepare(context.Context, api.PrepareRequest) (api.PrepareResponse, error)
+	Register(context.Context, api.RegisterRequest) (api.RegisterResponse, error)
+	Unregister(context.Context, api.UnregisterRequest) error
+	Containers(context.Context) ([]api.Container, error)
+	Container(ctx context.Context, id string) (api.Container, error)
+	Set(ctx context.Context, id string, req api.SetRequest) (api.SetResponse, error)
+	GPUs(context.Context) ([]api.GPUState, error)
 	// Events emits, oldest first, what is newer than since; with follow it goes on until the
 	// context ends or emit fails. A call of emit with nil asks only whether the reader is
 	// still there.
-	Events(ctx context.Context, since uint64, follow bool, emit func(*Event) error) error
-	Version(context.Context) (Version, error)
+	Events(ctx context.Context, since uint64, follow bool, emit func(*api.Event) error) error
+	Version(context.Context) (api.Version, error)
 	// Node is what gpufenced says of itself, for doctors.
-	Node(context.Context) (Node, error)
+	Node(context.Context) (api.Node, error)
 	// Health is asked by probes: it must not wait for what may hang.
-	Health(context.Context) (Health, error)
-	Reload(context.Context, ReloadRequest) (ConfigInfo, error)
-	Quiesce(context.Context, SwitchRequest) (Switch, error)
-	Resume(context.Context, SwitchRequest) (Switch, error)
-	Disable(context.Context, SwitchRequest) (Switch, error)
+	Health(context.Context) (api.Health, error)
+	Reload(context.Context, api.ReloadRequest) (api.ConfigInfo, error)
+	Quiesce(context.Context, api.SwitchRequest) (api.Switch, error)
+	Resume(context.Context, api.SwitchRequest) (api.Switch, error)
+	Disable(context.Context, api.SwitchRequest) (api.Switch, error)
 }
 
 // Applier is a [Service] that follows changed manifests.
 type Applier interface {
-	Apply(context.Context, ApplyRequest) (ApplyResponse, error)
+	Apply(context.Context, api.ApplyRequest) (api.ApplyResponse, error)
 }
 
-// ServerOptions are the rim of a [Server].
-type ServerOptions struct {
+// Auditor is a [Service] that takes audits.
+type Auditor interface {
+	Audit(context.Context, api.AuditRequest) (api.AuditResponse, error)
+}
+
+// Options are the rim of a [Server].
+type Options struct {
 	// ReadGID may read; negative: only root may.
 	ReadGID int
 	// ReadTimeout bounds how long a peer may take for its header and for its body; 10 s.
@@ -79,13 +89,13 @@ type ServerOptions struct {
 // Server answers on unix sockets that [Listen] or systemd made.
 type Server struct {
 	svc   Service
-	opts  ServerOptions
+	opts  Options
 	conns *conns
 	http  *http.Server
 }
 
-// NewServer makes a server of the service.
-func NewServer(svc Service, opts ServerOptions) *Server {
+// New makes a server of the service.
+func New(svc Service, opts Options) *Server {
 	if opts.Logf == nil {
 		opts.Logf = func(string, ...any) {}
 	}
@@ -105,7 +115,7 @@ func NewServer(svc Service, opts ServerOptions) *Server {
 }
 
 // httpServer has the bounds of one connection.
-func httpServer(h http.Handler, opts ServerOptions, c *conns) *http.Server {
+func httpServer(h http.Handler, opts Options, c *conns) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: opts.ReadTimeout,
@@ -187,30 +197,30 @@ type route struct {
 var routes = map[string]route{
 	"prepare":  post("Grant memory to a container that is about to be created, and make its pages. Idempotent by key.", (Service).Prepare),
 	"register": post("Raise the fences of a prepared container around its first process. Idempotent by key.", (Service).Register),
-	"unregister": post("Say that a container is gone. An unknown key is no error.", func(svc Service, ctx context.Context, req UnregisterRequest) (struct{}, error) {
+	"unregister": post("Say that a container is gone. An unknown key is no error.", func(svc Service, ctx context.Context, req api.UnregisterRequest) (struct{}, error) {
 		return struct{}{}, svc.Unregister(ctx, req)
 	}),
 	"containers":          get("List what is prepared, runs, or ended not long ago.", (Service).Containers),
-	"containers/{id}":     {method: http.MethodGet, doc: "Show one container, by any unambiguous name.", resp: Container{}, serve: (*Server).container},
-	"containers/{id}/set": {method: http.MethodPost, change: true, doc: "Change limits of a running container.", req: SetRequest{}, resp: SetResponse{}, serve: (*Server).set},
-	"apply": post("Follow the annotations of pods whose manifests have changed.", func(svc Service, ctx context.Context, req ApplyRequest) (ApplyResponse, error) {
+	"containers/{id}":     {method: http.MethodGet, doc: "Show one container, by any unambiguous name.", resp: api.Container{}, serve: (*Server).container},
+	"containers/{id}/set": {method: http.MethodPost, change: true, doc: "Change limits of a running container.", req: api.SetRequest{}, resp: api.SetResponse{}, serve: (*Server).set},
+	"apply": post("Follow the annotations of pods whose manifests have changed.", func(svc Service, ctx context.Context, req api.ApplyRequest) (api.ApplyResponse, error) {
 		a, ok := svc.(Applier)
 		if !ok {
-			return ApplyResponse{}, Errorf(quota.CodeNotEnforced, "this gpufenced does not follow manifests: use `gpufence set`")
+			return api.ApplyResponse{}, api.Errorf(quota.CodeNotEnforced, "this gpufenced does not follow manifests: use `gpufence set`")
 		}
 		return a.Apply(ctx, req)
 	}),
-	"audit": post("Report containers that have a GPU and are not fenced. Each is said once, and policy unmanaged deals with their processes.", func(svc Service, ctx context.Context, req AuditRequest) (AuditResponse, error) {
+	"audit": post("Report containers that have a GPU and are not fenced. Each is said once, and policy unmanaged deals with their processes.", func(svc Service, ctx context.Context, req api.AuditRequest) (api.AuditResponse, error) {
 		a, ok := svc.(Auditor)
 		if !ok {
-			return AuditResponse{}, Errorf(quota.CodeNotEnforced, "this gpufenced takes no audits: upgrade it")
+			return api.AuditResponse{}, api.Errorf(quota.CodeNotEnforced, "this gpufenced takes no audits: upgrade it")
 		}
 		return a.Audit(ctx, req)
 	}),
 	"gpus":    get("List the node's GPUs as gpufenced sees them.", (Service).GPUs),
 	"node":    get("Say what gpufenced knows of itself and of the node.", (Service).Node),
 	"version": get("Say who answers.", (Service).Version),
-	"events":  {method: http.MethodGet, doc: "Read the journal, one JSON object a line, oldest first.", resp: Event{}, serve: (*Server).events},
+	"events":  {method: http.MethodGet, doc: "Read the journal, one JSON object a line, oldest first.", resp: api.Event{}, serve: (*Server).events},
 	"reload":  post("Read the configuration file again. A wrong one is refused, and what was in force goes on.", (Service).Reload),
 	"quiesce": post("Let NVML go and refuse starts, for a driver upgrade. Limits stay with the shim.", (Service).Quiesce),
 	"resume":  post("End quiesce or disable.", (Service).Resume),
@@ -220,7 +230,7 @@ var routes = map[string]route{
 // match finds the route of a path as it was sent: unescaping before splitting would make a
 // slash in an id a border.
 func match(escaped string) (rt route, id string, ok bool) {
-	rest, ok := strings.CutPrefix(escaped, "/"+APIVersion+"/")
+	rest, ok := strings.CutPrefix(escaped, "/"+api.APIVersion+"/")
 	if !ok {
 		return rt, "", false
 	}
@@ -234,13 +244,13 @@ func match(escaped string) (rt route, id string, ok bool) {
 	return rt, id, ok
 }
 
-// ServeHTTP answers one request; every path out of it that is not 2xx carries an [Error].
+// ServeHTTP answers one request; every path out of it that is not 2xx carries an [api.Error].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.opts.Logf("panic in %s %s: %v\n%s", r.Method, r.URL.Path, p, debug.Stack())
 			// If the header is out already this only cuts the body short, which the client sees.
-			s.writeError(w, Errorf(quota.CodeInternal, "gpufenced has a fault in %s; its log has the details", r.URL.Path))
+			s.writeError(w, api.Errorf(quota.CodeInternal, "gpufenced has a fault in %s; its log has the details", r.URL.Path))
 		}
 	}()
 	if err := s.serve(w, r); err != nil {
@@ -251,15 +261,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	st := connOf(r.Context())
 	if st == nil {
-		return Errorf(quota.CodeForbidden, "the caller is not known, since it did not come through a connection of this server")
+		return api.Errorf(quota.CodeForbidden, "the caller is not known, since it did not come through a connection of this server")
 	}
 	defer s.conns.end(st)
 	peer, err := st.peer.peer, st.peer.err
 	if err != nil {
-		return Errorf(quota.CodeForbidden, "the caller is not known, since its socket tells no credentials: %v", err)
+		return api.Errorf(quota.CodeForbidden, "the caller is not known, since its socket tells no credentials: %v", err)
 	}
 	if !peer.mayRead(s.opts.ReadGID) {
-		return Errorf(quota.CodeForbidden, "uid %d may not ask gpufenced: run as root, or join the group gpufence to read", peer.UID)
+		return api.Errorf(quota.CodeForbidden, "uid %d may not ask gpufenced: run as root, or join the group gpufence to read", peer.UID)
 	}
 	if h := s.probe(r.URL.Path); h != nil {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -274,13 +284,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	rt, id, ok := match(r.URL.EscapedPath())
 	if !ok {
 		return withStatus(http.StatusNotFound, quota.CodeBadRequest, "gpufenced %s has no path %.100q: it speaks /%s/..., so the caller may be of another version",
-			BuildVersion, r.URL.Path, APIVersion)
+			api.BuildVersion, r.URL.Path, api.APIVersion)
 	}
 	if rt.method != r.Method {
 		return withStatus(http.StatusMethodNotAllowed, quota.CodeBadRequest, "gpufenced does not take %.20s on %.100s: use %s", r.Method, r.URL.Path, rt.method)
 	}
 	if rt.change && peer.UID != 0 {
-		return Errorf(quota.CodeForbidden, "uid %d may only read: run as root to change something", peer.UID)
+		return api.Errorf(quota.CodeForbidden, "uid %d may only read: run as root to change something", peer.UID)
 	}
 	// Whoever asks only has sent it all; a body marks its end itself.
 	if rt.req == nil && !s.conns.begin(st) {
@@ -322,26 +332,26 @@ func post[Req, Resp any](doc string, f func(Service, context.Context, Req) (Resp
 }
 
 func (s *Server) container(w http.ResponseWriter, r *http.Request, id string) error {
-	return get("", func(svc Service, ctx context.Context) (Container, error) {
+	return get("", func(svc Service, ctx context.Context) (api.Container, error) {
 		name, err := unescapeID(id)
 		if err != nil {
-			return Container{}, err
+			return api.Container{}, err
 		}
 		return svc.Container(ctx, name)
 	}).serve(s, w, r, "")
 }
 
 func (s *Server) set(w http.ResponseWriter, r *http.Request, id string) error {
-	return post("", func(svc Service, ctx context.Context, req SetRequest) (SetResponse, error) {
+	return post("", func(svc Service, ctx context.Context, req api.SetRequest) (api.SetResponse, error) {
 		name, err := unescapeID(id)
 		if err != nil {
-			return SetResponse{}, err
+			return api.SetResponse{}, err
 		}
 		return svc.Set(ctx, name, req)
 	}).serve(s, w, r, "")
 }
 
-// events streams JSON lines. An error before the first line is an [Error]; later ones can only
+// events streams JSON lines. An error before the first line is an [api.Error]; later ones can only
 // end the stream.
 func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error {
 	q := r.URL.Query()
@@ -349,7 +359,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 	if v := q.Get("since"); v != "" {
 		n, err := strconv.ParseUint(v, 10, 64)
 		if err != nil {
-			return Errorf(quota.CodeBadRequest, "since=%.40q is not the number of an event: write a decimal number, 0 for all", v)
+			return api.Errorf(quota.CodeBadRequest, "since=%.40q is not the number of an event: write a decimal number, 0 for all", v)
 		}
 		since = n
 	}
@@ -359,7 +369,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 	case "1", "true":
 		follow = true
 	default:
-		return Errorf(quota.CodeBadRequest, "follow=%.40q is neither 1 nor 0", v)
+		return api.Errorf(quota.CodeBadRequest, "follow=%.40q is neither 1 nor 0", v)
 	}
 	if follow {
 		leave, err := s.conns.stream(connOf(r.Context()).peer.peer.UID)
@@ -379,7 +389,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 			w.WriteHeader(http.StatusOK)
 		}
 	}
-	emit := func(ev *Event) error {
+	emit := func(ev *api.Event) error {
 		begin()
 		line := []byte("\n")
 		if ev != nil {
@@ -397,7 +407,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, _ string) error 
 		}
 		return nil
 	}
-	flush := func(ev *Event) error {
+	flush := func(ev *api.Event) error {
 		if err := emit(ev); err != nil {
 			return err
 		}
@@ -425,10 +435,10 @@ func KeepAlive() time.Duration { return keepAlive }
 func (s *Server) readJSON(w http.ResponseWriter, r *http.Request, out any) error {
 	rc := http.NewResponseController(w)
 	if err := rc.SetReadDeadline(time.Now().Add(s.opts.ReadTimeout)); err != nil {
-		return Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
+		return api.Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
 	}
 	st := connOf(r.Context())
-	body, err := io.ReadAll(http.MaxBytesReader(w, chargedBody{r.Body, s.conns, st}, MaxRequestBytes))
+	body, err := io.ReadAll(http.MaxBytesReader(w, chargedBody{r.Body, s.conns, st}, api.MaxRequestBytes))
 	if err != nil {
 		var busy *statusError
 		if errors.As(err, &busy) {
@@ -436,9 +446,9 @@ func (s *Server) readJSON(w http.ResponseWriter, r *http.Request, out any) error
 		}
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
-			return withStatus(http.StatusRequestEntityTooLarge, quota.CodeBadRequest, "the body of %s exceeds %d bytes", r.URL.Path, MaxRequestBytes)
+			return withStatus(http.StatusRequestEntityTooLarge, quota.CodeBadRequest, "the body of %s exceeds %d bytes", r.URL.Path, api.MaxRequestBytes)
 		}
-		return Errorf(quota.CodeBadRequest, "the body of %s ended early: %v", r.URL.Path, err)
+		return api.Errorf(quota.CodeBadRequest, "the body of %s ended early: %v", r.URL.Path, err)
 	}
 	if !s.conns.begin(st) {
 		return errEvicted
@@ -446,10 +456,10 @@ func (s *Server) readJSON(w http.ResponseWriter, r *http.Request, out any) error
 	// Without this the connection's reader would meet the deadline while the answer is still
 	// being worked out, and cancel the request.
 	if err := rc.SetReadDeadline(time.Time{}); err != nil {
-		return Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
+		return api.Errorf(quota.CodeInternal, "the connection takes no deadline: %v", err)
 	}
 	if err := DecodeRequest(body, out); err != nil {
-		return Errorf(quota.CodeBadRequest, "the body of %s is not a request: %v", r.URL.Path, err)
+		return api.Errorf(quota.CodeBadRequest, "the body of %s is not a request: %v", r.URL.Path, err)
 	}
 	return nil
 }
@@ -502,23 +512,23 @@ func (s *Server) writeJSON(w http.ResponseWriter, status int, v any) error {
 }
 
 func (s *Server) writeError(w http.ResponseWriter, err error) {
-	e := ErrorOf(err)
+	e := api.ErrorOf(err)
 	if err := s.writeJSON(w, status(err, e.Code), e); err != nil {
 		s.opts.Logf("encode error answer: %v", err)
 	}
 }
 
-// statusError is an [Error] whose HTTP status says more than its code.
+// statusError is an [api.Error] whose HTTP status says more than its code.
 type statusError struct {
 	status int
-	err    *Error
+	err    *api.Error
 }
 
 func (e *statusError) Error() string { return e.err.Error() }
 func (e *statusError) Unwrap() error { return e.err }
 
 func withStatus(status int, code quota.Code, format string, args ...any) error {
-	return &statusError{status, Errorf(code, format, args...)}
+	return &statusError{status, api.Errorf(code, format, args...)}
 }
 
 // status maps an error to HTTP, for people with curl; the client goes by the code. What is not

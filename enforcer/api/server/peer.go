@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package server
 
 import (
 	"fmt"
@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -88,7 +89,7 @@ func peerGroups(fd int) ([]uint32, error) {
 func unescapeID(seg string) (string, error) {
 	id, err := url.PathUnescape(seg)
 	if err != nil || !utf8.ValidString(id) {
-		return "", Errorf(quota.CodeBadRequest, "the container name %.100q in the path is not valid text", seg)
+		return "", api.Errorf(quota.CodeBadRequest, "the container name %.100q in the path is not valid text", seg)
 	}
 	return id, nil
 }

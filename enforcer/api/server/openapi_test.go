@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package server
 
 import (
 	"flag"
@@ -18,11 +18,13 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpufence/gpufence/enforcer/api"
 )
 
 var update = flag.Bool("update", false, "write docs/openapi.yaml as the handlers and types are")
 
-const openapiFile = "../../docs/openapi.yaml"
+const openapiFile = "../../../docs/openapi.yaml"
 
 // TestOpenAPI: the document says of every path, body and field what the code says.
 func TestOpenAPI(t *testing.T) {
@@ -40,10 +42,10 @@ func TestOpenAPI(t *testing.T) {
 		a, b := strings.Split(string(have), "\n"), strings.Split(string(want), "\n")
 		for i := range min(len(a), len(b)) {
 			if a[i] != b[i] {
-				t.Fatalf("docs/openapi.yaml line %d is %q, and the code says %q: go test ./enforcer/api -run OpenAPI -update", i+1, a[i], b[i])
+				t.Fatalf("docs/openapi.yaml line %d is %q, and the code says %q: go test ./enforcer/api/server -run OpenAPI -update", i+1, a[i], b[i])
 			}
 		}
-		t.Fatalf("docs/openapi.yaml has %d lines, the code makes %d: go test ./enforcer/api -run OpenAPI -update", len(a), len(b))
+		t.Fatalf("docs/openapi.yaml has %d lines, the code makes %d: go test ./enforcer/api/server -run OpenAPI -update", len(a), len(b))
 	}
 	var doc map[string]any
 	if err := yaml.Unmarshal(have, &doc); err != nil {
@@ -68,7 +70,7 @@ func TestOpenAPIPathsAreServed(t *testing.T) {
 	_, sock := serve(t, applying{&fakeService{}}, -1)
 	for _, path := range slices.Sorted(maps.Keys(routes)) {
 		rt := routes[path]
-		at := "/" + APIVersion + "/" + strings.Replace(path, "{id}", "x", 1)
+		at := "/" + api.APIVersion + "/" + strings.Replace(path, "{id}", "x", 1)
 		body := ""
 		if rt.req != nil {
 			body = "{}"
@@ -89,11 +91,11 @@ func TestOpenAPIPathsAreServed(t *testing.T) {
 // openapi writes the document.
 func openapi(t *testing.T) []byte {
 	t.Helper()
-	docs := comments(t, ".", "../quota")
+	docs := comments(t, "..", "../../quota")
 	g := &generator{docs: docs, schemas: map[string]any{}}
 	paths := map[string]any{}
 	failed := func(what string) map[string]any {
-		return map[string]any{"description": what, "content": jsonOf(g.schema(reflect.TypeFor[Error]()))}
+		return map[string]any{"description": what, "content": jsonOf(g.schema(reflect.TypeFor[api.Error]()))}
 	}
 	for path, rt := range routes {
 		op := map[string]any{
@@ -127,7 +129,7 @@ func openapi(t *testing.T) []byte {
 		}
 		if rt.req != nil {
 			op["requestBody"] = map[string]any{"required": true, "content": jsonOf(g.schema(reflect.TypeOf(rt.req)))}
-			responses["413"] = failed(fmt.Sprintf("the body exceeds %d bytes", MaxRequestBytes))
+			responses["413"] = failed(fmt.Sprintf("the body exceeds %d bytes", api.MaxRequestBytes))
 		}
 		access := "root and the group gpufence"
 		if rt.change {
@@ -135,12 +137,12 @@ func openapi(t *testing.T) []byte {
 		}
 		op["description"] = "For " + access + "."
 		op["responses"] = responses
-		paths["/"+APIVersion+"/"+path] = map[string]any{strings.ToLower(rt.method): op}
+		paths["/"+api.APIVersion+"/"+path] = map[string]any{strings.ToLower(rt.method): op}
 	}
 	health := func(what string) map[string]any {
 		return map[string]any{"get": map[string]any{"summary": what, "responses": map[string]any{
-			"200": map[string]any{"description": "yes", "content": jsonOf(g.schema(reflect.TypeFor[Health]()))},
-			"503": map[string]any{"description": "no", "content": jsonOf(g.schema(reflect.TypeFor[Health]()))},
+			"200": map[string]any{"description": "yes", "content": jsonOf(g.schema(reflect.TypeFor[api.Health]()))},
+			"503": map[string]any{"description": "no", "content": jsonOf(g.schema(reflect.TypeFor[api.Health]()))},
 		}}}
 	}
 	paths[pathLive] = health("Whether sampling goes on.")
@@ -151,7 +153,7 @@ func openapi(t *testing.T) []byte {
 	doc := map[string]any{
 		"openapi": "3.1.0",
 		"info": map[string]any{
-			"title": "gpufenced", "version": APIVersion,
+			"title": "gpufenced", "version": api.APIVersion,
 			"license":     map[string]any{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 			"description": "HTTP/1.1 over the unix socket /run/gpufence/gpufenced.sock. Unknown fields are ignored, and fields are only added within a version.",
 		},
@@ -163,7 +165,7 @@ func openapi(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Made from the handlers and types of enforcer/api, which a test compares: go test ./enforcer/api -run OpenAPI -update\n"), out...)
+	return append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Made from the handlers and types of enforcer/api, which a test compares: go test ./enforcer/api/server -run OpenAPI -update\n"), out...)
 }
 
 func jsonOf(schema any) map[string]any {
