@@ -33,7 +33,7 @@ func (d *currentDocker) up(ctx context.Context, t *testing.T, s *site) {
 		"--exec-root", s.Path("docker"), "--pidfile", filepath.Join(d.dir, "pid"), "-H", d.sock(), "--iptables=false", "--ip6tables=false", "--bridge=none")
 	must(t, err)
 	must(t, d.daemon.ready(ctx, func() error { _, err := d.docker.docker(ctx, "info"); return err }))
-	out, err := d.docker.docker(ctx, "version", "--format", "client {{.Client.Version}}, API {{.Server.APIVersion}}")
+	out, err := d.docker.docker(ctx, "version", "--format", "client {{.Client.Version}}, server {{.Server.Version}}, API {{.Server.APIVersion}}")
 	must(t, err)
 	t.Logf("%s", strings.TrimSpace(out))
 	for _, image := range s.images {
