@@ -31,8 +31,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultPinDir is where links and maps are pinned; its last element is the version of the maps' layout.
-const DefaultPinDir = "/sys/fs/bpf/gpufence/v1"
+// PinVersion is the version of the maps' layout, the last element of a folder of pins.
+const PinVersion = "v1"
+
+// DefaultPinDir is where links and maps are pinned.
+const DefaultPinDir = "/sys/fs/bpf/gpufence/" + PinVersion
 
 // Reason is why there is no gate, or none of a better level.
 type Reason string

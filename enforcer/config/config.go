@@ -69,6 +69,7 @@ type Config struct {
 	// refuses what cannot be verified there, and believes frees only when NVML shows them.
 	Gate       string
 	GateStrict bool
+	GatePins   string // /sys/fs/bpf/gpufence: where the gate stays while gpufenced is away
 	// GateManaged is audit or enforce: whether managed memory is refused that memory.max and memory.swap.max
 	// leave no room for.
 	GateManaged string

@@ -124,6 +124,7 @@ func Reloaded(running, fresh Config) (Config, []string) {
 		{"nvml-library", &fresh.NVMLLibrary, &running.NVMLLibrary},
 		{"dmem-dir", &fresh.DmemDir, &running.DmemDir},
 		{"gate", &fresh.Gate, &running.Gate},
+		{"gate-pins", &fresh.GatePins, &running.GatePins},
 		{"gate-managed", &fresh.GateManaged, &running.GateManaged},
 		{"metrics-address", &fresh.MetricsAddress, &running.MetricsAddress},
 	} {

@@ -100,9 +100,10 @@ func TestReloaded(t *testing.T) {
 		t.Errorf("nothing changed: %v", wait)
 	}
 	fresh.Socket, fresh.RunDir, fresh.StateDir, fresh.NVMLLibrary, fresh.MetricsAddress = "/a", "/b", "/c", "/d", ":1"
+	fresh.GatePins = "/e"
 	fresh.Unmanaged, fresh.Policy.Mode = "kill", quota.ModeWarn
 	got, wait := Reloaded(running, fresh)
-	if want := []string{"socket", "run-dir", "state-dir", "nvml-library", "metrics-address"}; !cmp.Equal(wait, want) {
+	if want := []string{"socket", "run-dir", "state-dir", "nvml-library", "gate-pins", "metrics-address"}; !cmp.Equal(wait, want) {
 		t.Errorf("keys that wait: %v", wait)
 	}
 	want := Default()

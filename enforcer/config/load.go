@@ -52,6 +52,7 @@ func Default() Config {
 		Throttle:    "shim",
 		Gate:        "auto",
 		GateManaged: "audit",
+		GatePins:    "/sys/fs/bpf/gpufence",
 		FreezeSlice: 50 * time.Millisecond,
 		FreezeShare: 0.5,
 	}

@@ -66,6 +66,7 @@ var settings = []setting{
 		return setWord(&c.Gate, v, []string{"auto", "enforce", "audit", "off"})
 	}},
 	{"gate-strict", func(c *Config, _ string, v any) error { return setBool(&c.GateStrict, v) }},
+	{"gate-pins", func(c *Config, _ string, v any) error { return setPath(&c.GatePins, v, false) }},
 	{"gate-managed", func(c *Config, _ string, v any) error {
 		return setWord(&c.GateManaged, v, []string{"audit", "enforce"})
 	}},

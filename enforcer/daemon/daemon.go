@@ -31,6 +31,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpufence/gpufence/bpf"
 	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
@@ -282,6 +283,7 @@ func New(opts Options) (*Daemon, error) {
 	d.limiter.fence = fence.NewDriver(&d.limiter.sees, &d.limiter.sees, d.host.Unified(), cfg.DmemDir)
 	around := opts.Gate
 	around.Word, around.Strict, around.Managed, around.CgroupRoot, around.Settle = cfg.Gate, cfg.GateStrict, cfg.GateManaged == "enforce", d.host.Unified(), cfg.Settle
+	around.PinDir = filepath.Join(cfg.GatePins, bpf.PinVersion)
 	d.gate = fence.NewGate(around)
 	d.fences = []fence.Fence{d.watch, d.shim, d.limiter.fence, d.gate, fence.MIG{Instances: &d.instances}}
 	d.capabilities = cmp.Or(opts.Capabilities, gpu.CapabilitiesDir)

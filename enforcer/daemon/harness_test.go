@@ -253,6 +253,7 @@ func newBench(t *testing.T, edit ...func(*config.Config)) *bench {
 	cfg := config.Default()
 	cfg.RunDir, cfg.StateDir = filepath.Join(dir, "run"), filepath.Join(dir, "lib")
 	cfg.Socket = filepath.Join(dir, "s")
+	cfg.GatePins = filepath.Join(dir, "pins") // in no bpf filesystem: the machine's own gate is nobody's here
 	cfg.ShimLibrary = lib
 	cfg.CDISpecDirs = []string{cdiDir}
 	cfg.Sample, cfg.SampleIdle, cfg.SampleDeadline = 20*time.Millisecond, 40*time.Millisecond, 300*time.Millisecond

@@ -5,6 +5,7 @@ package demo
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
@@ -72,6 +76,55 @@ func plainNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// TestPinsAreTheNodesOwn: the demo's gate is never where the machine's own gpufenced has its, and nothing of it is left.
+func TestPinsAreTheNodesOwn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("mounting needs root")
+	}
+	bpffs := t.TempDir()
+	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(bpffs, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	n, err := newNode(Options{Dist: distDir(t), Simulated: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(n.dir) })
+	file := n.path("config.toml")
+	n.socket = n.path("s")
+	if err := os.WriteFile(file, []byte(n.configText()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if loaded.GatePins != n.pins || n.pins == config.Default().GatePins || filepath.Base(n.pins) != filepath.Base(n.dir) {
+		t.Errorf("gate-pins is %q", loaded.GatePins)
+	}
+	n.pins = filepath.Join(bpffs, filepath.Base(n.pins)) // this machine may have no such filesystem mounted
+	if err := os.MkdirAll(filepath.Join(n.pins, "v1", "maps"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	seen := func(errs []error) bool {
+		return strings.Contains(errors.Join(errs...).Error(), n.pins+" is still there")
+	}
+	if !seen(n.leftovers()) {
+		t.Error("what is there is not seen")
+	}
+	if err := n.close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(n.pins); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left behind: %v", err)
+	}
 }
 
 func TestBundlesRunUnderRunc(t *testing.T) {

@@ -63,6 +63,7 @@ type node struct {
 	opts   Options
 	dir    string
 	cgroup string // parent of every container, below each hierarchy's root
+	pins   string // where the gate stays: the machine's own gpufenced has other pins, and its limits
 
 	gpuUUID, gpuName string
 	gpuBytes         uint64
@@ -88,7 +89,7 @@ func newNode(opts Options) (*node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a private folder: %w", err)
 	}
-	return &node{opts: opts, dir: dir, cgroup: "/" + filepath.Base(dir)}, nil
+	return &node{opts: opts, dir: dir, cgroup: "/" + filepath.Base(dir), pins: filepath.Join("/sys/fs/bpf", filepath.Base(dir))}, nil
 }
 
 func (n *node) path(parts ...string) string {
@@ -184,6 +185,7 @@ func (n *node) configText() string {
 	text := "socket = " + quoted(n.socket) + "\n" +
 		"run-dir = " + quoted(n.path("run")) + "\n" +
 		"state-dir = " + quoted(n.path("state")) + "\n" +
+		"gate-pins = " + quoted(n.pins) + "\n" +
 		"runtimes = [\"runc\"]\n" +
 		"hook-path = " + quoted(n.dist("bin/gpufence-hook")) + "\n" +
 		"shim-library = " + quoted(n.dist("lib/libgpufence.so")) + "\n" +
@@ -432,6 +434,9 @@ func (n *node) close(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", point, err))
 		}
 	}
+	if err := os.RemoveAll(n.pins); err != nil { // the gate goes with them
+		errs = append(errs, fmt.Errorf("take the gate down: %w", err))
+	}
 	if err := os.RemoveAll(n.dir); err != nil {
 		errs = append(errs, fmt.Errorf("remove private folder: %w", err))
 	}
@@ -441,8 +446,10 @@ func (n *node) close(ctx context.Context) error {
 // leftovers looks for what should be gone.
 func (n *node) leftovers() []error {
 	var errs []error
-	if _, err := os.Lstat(n.dir); !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("%s is still there", n.dir))
+	for _, dir := range []string{n.dir, n.pins} {
+		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("%s is still there", dir))
+		}
 	}
 	if points, err := mountsBelow(n.dir); err != nil || len(points) > 0 {
 		errs = append(errs, errors.Join(err, fmt.Errorf("still mounted: %v", points)))

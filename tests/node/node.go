@@ -106,6 +106,7 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 	n.Client = api.NewClient(n.Socket, Patience)
 	text := []string{
 		"socket = " + strconv.Quote(n.Socket), "run-dir = " + strconv.Quote(n.Path("run")), "state-dir = " + strconv.Quote(n.Path("state")),
+		"gate-pins = " + strconv.Quote(n.pins()),
 		"shim-library = " + strconv.Quote(filepath.Join(opts.Dist, "lib/libgpufence.so")),
 		"cdi-spec-dirs = [" + strconv.Quote(n.Path("cdi")) + "]", `runtimes = ["runc"]`,
 		"hook-path = " + strconv.Quote(filepath.Join(opts.Dist, "bin/gpufence-hook")),
@@ -304,11 +305,17 @@ func (n *Node) Close(ctx context.Context) error {
 	for _, m := range mountsBelow(n.Dir) {
 		errs = append(errs, fmt.Errorf("%s is still mounted", m), unix.Unmount(m, unix.MNT_DETACH))
 	}
+	if err := os.RemoveAll(n.pins()); err != nil { // the gate goes with them
+		errs = append(errs, fmt.Errorf("take the gate down: %w", err))
+	}
 	if err := os.RemoveAll(n.Dir); err != nil {
 		errs = append(errs, fmt.Errorf("remove the node's folder: %w", err))
 	}
 	return errors.Join(errs...)
 }
+
+// pins are where the gate stays: those of the machine's own gpufenced are others, and so are its limits.
+func (n *Node) pins() string { return filepath.Join("/sys/fs/bpf", filepath.Base(n.Dir)) }
 
 // leaks are what gpufenced still has when no container is left.
 func (n *Node) leaks(ctx context.Context) error {
