@@ -14,16 +14,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/enforcer/monotonic"
 )
 
 // Monotonic is CLOCK_MONOTONIC now.
-func Monotonic() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		panic(fmt.Sprintf("read CLOCK_MONOTONIC: %v", err)) // cannot fail on Linux
-	}
-	return time.Duration(t.Nano())
-}
+func Monotonic() time.Duration { return monotonic.Now() }
 
 // Pidfd is a process that we hold on to.
 type Pidfd struct {

@@ -7,7 +7,6 @@ package gpu
 #cgo linux LDFLAGS: -ldl -pthread
 #include <dlfcn.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -34,7 +33,7 @@ struct calls {
 struct answer {
 	void *device;
 	const struct calls *calls; // of the question that is being asked
-	sem_t question;            // posted for each
+	int question;              // an eventfd, written for each
 	int told;                  // an eventfd, written when the answer is there
 	atomic_int quit;
 	int list_ret[LISTS];
@@ -135,11 +134,12 @@ static void ask(const struct calls *c, struct answer *a)
 static void *answer_questions(void *arg)
 {
 	struct answer *a = arg;
+	eventfd_t count;
 	int i;
 
 	pthread_setname_np(pthread_self(), "nvml");
 	for (;;) {
-		while (sem_wait(&a->question) != 0)
+		while (eventfd_read(a->question, &count) != 0)
 			;
 		if (atomic_load(&a->quit))
 			break;
@@ -148,7 +148,7 @@ static void *answer_questions(void *arg)
 	}
 	for (i = 0; i < LISTS; i++)
 		free(a->rows[i]);
-	sem_destroy(&a->question);
+	close(a->question);
 	close(a->told);
 	free(a);
 	return NULL;
@@ -170,7 +170,11 @@ static struct answer *find_device(const struct calls *c, const char *uuid, int t
 		return NULL;
 	}
 	a->told = told;
-	sem_init(&a->question, 0, 0);
+	a->question = eventfd(0, EFD_CLOEXEC);
+	if (a->question < 0) {
+		free(a);
+		return NULL;
+	}
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	sigfillset(&all); // signals are for Go's threads
@@ -179,7 +183,7 @@ static struct answer *find_device(const struct calls *c, const char *uuid, int t
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&attr);
 	if (failed) {
-		sem_destroy(&a->question);
+		close(a->question);
 		free(a);
 		return NULL;
 	}
@@ -188,14 +192,10 @@ static struct answer *find_device(const struct calls *c, const char *uuid, int t
 
 static void drop_device(struct answer *a)
 {
-	atomic_store(&a->quit, 1);
-	sem_post(&a->question);
-}
+	int question = a->question; // the thread frees a
 
-static void put_question(const struct calls *c, struct answer *a)
-{
-	a->calls = c;
-	sem_post(&a->question);
+	atomic_store(&a->quit, 1);
+	eventfd_write(question, 1);
 }
 */
 import "C"
@@ -207,11 +207,14 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpufence/gpufence/enforcer/monotonic"
 )
 
 // calls are NVML's calls that a sample makes, asked in one go by a thread of each device's own. The
@@ -239,8 +242,8 @@ func (c *calls) find(path string) {
 // drop lets the library go, so that the binding can unload it. It waits for calls that are in
 // progress, but not for one that hangs.
 func (c *calls) drop(patience time.Duration) error {
-	for deadline := monotonic() + patience; !c.mu.TryLock(); time.Sleep(time.Millisecond) {
-		if monotonic() > deadline {
+	for deadline := monotonic.Now() + patience; !c.mu.TryLock(); time.Sleep(time.Millisecond) {
+		if monotonic.Now() > deadline {
 			return errors.New("let NVML go: a call is in progress")
 		}
 	}
@@ -262,6 +265,7 @@ type asked struct {
 	mu     sync.Mutex // held over a question
 	answer *C.struct_answer
 	told   *os.File // an eventfd: it can be read when the answer is there
+	raw    syscall.RawConn
 }
 
 // device finds a GPU or an instance. nil if it cannot be had this way.
@@ -285,7 +289,13 @@ func (c *calls) device(uuid string) *asked {
 			err = unix.Close(theirs)
 		}
 	}
+	if err == nil {
+		a.raw, err = a.told.SyscallConn()
+	}
 	if err != nil || a.answer == nil {
+		if a.answer != nil {
+			C.drop_device(a.answer)
+		}
 		_ = a.told.Close() // nobody has it
 		return nil
 	}
@@ -314,11 +324,23 @@ func (d *device) Answer() (a Answer, ok bool) {
 	return a, true
 }
 
-// ask puts the question and waits for the answer, which outlives whoever waits for it.
+// ask puts the question and waits for the answer, which outlives whoever waits for it. Neither call
+// of the kernel can block, so Go's scheduler is not told of them: that would wake its monitor, which
+// then polls for a millisecond.
 func (a *asked) ask(c *C.struct_calls) error {
-	C.put_question(c, a.answer)
-	var count [8]byte
-	if _, err := a.told.Read(count[:]); err != nil {
+	a.answer.calls = c
+	count, failed := uint64(1), unix.Errno(0)
+	if _, _, failed = unix.RawSyscall(unix.SYS_WRITE, uintptr(a.answer.question), uintptr(unsafe.Pointer(&count)), unsafe.Sizeof(count)); failed != 0 {
+		return fmt.Errorf("ask NVML: %w", failed)
+	}
+	err := a.raw.Read(func(fd uintptr) bool {
+		_, _, failed = unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&count)), unsafe.Sizeof(count))
+		return failed != unix.EAGAIN
+	})
+	if err == nil && failed != 0 {
+		err = failed
+	}
+	if err != nil {
 		return fmt.Errorf("wait for NVML: %w", err)
 	}
 	return nil
@@ -339,6 +361,7 @@ func (a *asked) read(d *device, to *Answer) {
 			to.Err[i] = fmt.Errorf("%s: answered %d rows, there was room for %d", listCalls[list], raw.count[i], raw.room[i])
 			continue
 		}
+		to.Rows[i] = make([]Process, 0, raw.count[i])
 		for _, row := range unsafe.Slice(raw.rows[i], raw.count[i]) {
 			if p, ours := d.process(uint32(row.pid), uint64(row.used), uint32(row.gpu_instance)); ours {
 				to.Rows[i] = append(to.Rows[i], p)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpufence/gpufence/enforcer/monotonic"
 )
 
 // NoLimit is what the driver says, and is told, where a cgroup has no hard limit.
@@ -127,7 +129,7 @@ func (l *Limiter) HasLimits() bool {
 func (l *Limiter) do(ctx context.Context, call func(Limited) error) error {
 	uuid := l.device.Info().UUID
 	l.mu.Lock()
-	hung := l.busy && monotonic()-l.since > hungAfter
+	hung := l.busy && monotonic.Now()-l.since > hungAfter
 	l.mu.Unlock()
 	if hung {
 		// As many as wait for it would wait for nothing, one after the other.
@@ -142,10 +144,10 @@ func (l *Limiter) do(ctx context.Context, call func(Limited) error) error {
 	case <-ctx.Done():
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return fmt.Errorf("limit cgroups on %s: %w since %v", uuid, ErrHung, (monotonic() - l.since).Round(time.Millisecond))
+		return fmt.Errorf("limit cgroups on %s: %w since %v", uuid, ErrHung, (monotonic.Now() - l.since).Round(time.Millisecond))
 	}
 	l.mu.Lock()
-	l.since, l.busy = monotonic(), true
+	l.since, l.busy = monotonic.Now(), true
 	l.mu.Unlock()
 	done := make(chan error, 1) // a late answer does not keep the goroutine
 	go func() {

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/gpufence/gpufence/enforcer/monotonic"
 )
 
 // Sampler samples one GPU with a deadline. Its method may be called from several goroutines.
@@ -31,7 +31,7 @@ func (s *Sampler) Device() Device { return s.device }
 // Err wrapping [ErrHung]; while a call of an earlier sample has not returned, it refuses at once
 // with the same, so there is never more than one goroutine in the driver for a GPU.
 func (s *Sampler) Sample(ctx context.Context) Sample {
-	began := monotonic()
+	began := monotonic.Now()
 	uuid := s.device.Info().UUID
 	s.mu.Lock()
 	if s.busy {
@@ -56,15 +56,15 @@ func (s *Sampler) Sample(ctx context.Context) Sample {
 		return sample
 	case <-ctx.Done():
 	}
-	return Sample{UUID: uuid, Began: began, Took: monotonic() - began, Wall: time.Now(), Err: fmt.Errorf("sample %s: %w: %w", uuid, ErrHung, context.Cause(ctx))}
+	return Sample{UUID: uuid, Began: began, Took: monotonic.Now() - began, Wall: time.Now(), Err: fmt.Errorf("sample %s: %w: %w", uuid, ErrHung, context.Cause(ctx))}
 }
 
 // take asks a device for everything. A panic in the binding (an answer longer than its buffer)
 // is a failed sample.
 func take(d Device) (s Sample) {
-	s = Sample{UUID: d.Info().UUID, Began: monotonic(), Wall: time.Now()}
+	s = Sample{UUID: d.Info().UUID, Began: monotonic.Now(), Wall: time.Now()}
 	defer func() {
-		s.Took = monotonic() - s.Began
+		s.Took = monotonic.Now() - s.Began
 		if r := recover(); r != nil {
 			s.Processes, s.MPS, s.Failed = nil, nil, nil
 			s.Err = fmt.Errorf("sample %s: NVML's answer cannot be read: %v", s.UUID, r)
@@ -203,11 +203,3 @@ func (m Memory) broken() string {
 
 // notAvailable is NVML_VALUE_NOT_AVAILABLE.
 const notAvailable = ^uint64(0)
-
-func monotonic() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		panic(fmt.Sprintf("read CLOCK_MONOTONIC: %v", err)) // cannot fail on Linux
-	}
-	return time.Duration(t.Nano())
-}
