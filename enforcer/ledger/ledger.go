@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,19 +35,26 @@ type Ledger struct {
 	// byte has changed, nothing has to be judged again.
 	kept []byte
 	last *Snapshot
-	// front is, one behind the other, what of kept belongs to the first frontGPUs: a pod's pages and
-	// what they are compared with are out of the caches each time.
-	front     []byte
-	frontGPUs int
+	// front and glanced are, one behind the other, what of kept belongs to the first frontGPUs,
+	// glanced without the heads of slots: a pod's pages and what they are compared with are out of the
+	// caches each time.
+	front, glanced []byte
+	frontGPUs      int
 	// page is the ledger as its pod sees it. It is only ever compared with kept, to see whether it
 	// must be read at all; under a pod that cuts the file that is an error, as everywhere.
 	page  *mapping
 	looks int // at the mapping since everything was compared
+	// glances are those that may leave heads out, since one that did not.
+	glances int
 }
 
-// wholeEvery is how many looks compare only what belongs to GPUs that the pod has, before one
-// compares all and the size of the file.
-const wholeEvery = 16
+const (
+	// wholeEvery is how many looks compare only what belongs to GPUs that the pod has, before one
+	// compares all and the size of the file.
+	wholeEvery = 16
+	// headsEvery is how many glances there are to one that compares the heads of slots, too.
+	headsEvery = 4
+)
 
 // scratch are buffers to read a ledger into.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
@@ -112,7 +120,16 @@ func (l *Ledger) Snapshot() (*Snapshot, error) { return l.SnapshotOf(GPUs) }
 
 // SnapshotOf is for a pod that has only the first so many GPUs: what a pod scribbles where nothing
 // belongs is found a little later.
-func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) {
+func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, false) }
+
+// GlanceOf is [Ledger.SnapshotOf] for when nothing else speaks for a change: what changes in the head
+// of a slot alone is found a little later. Whoever charges, gives back or is refused changes what the
+// slot says of the GPU; what changes in heads alone is how often memory was allocated, what is
+// imported, and who has a slot that has charged nothing yet. So is what is in the overflow slot while
+// there are slots that nobody has had yet.
+func (l *Ledger) GlanceOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, true) }
+
+func (l *Ledger) snapshot(gpus int, glance bool) (*Snapshot, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
@@ -120,7 +137,7 @@ func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) {
 	}
 	var err error
 	for range snapshotTries {
-		if err = l.read(gpus); err == nil {
+		if err = l.read(gpus, glance); err == nil {
 			return l.last, nil
 		}
 		l.last = nil
@@ -132,14 +149,16 @@ func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) {
 }
 
 // unchanged says that the ledger is, byte for byte, what it was when it was read last, as far as the
-// first GPUs go.
-func (l *Ledger) unchanged(gpus int) bool {
+// first GPUs go, and for a glance without heads.
+func (l *Ledger) unchanged(gpus int, glance bool) bool {
 	if l.last == nil || len(l.kept) != headerBytes+l.high*slotBytes+slotBytes {
 		return false
 	}
 	if l.looks++; l.looks >= wholeEvery || gpus >= GPUs {
 		var info unix.Stat_t
-		if err := unix.Fstat(int(l.file.Fd()), &info); err != nil || info.Size != l.size {
+		// It cannot block, so Go's scheduler need not know: that would wake its monitor each time.
+		_, _, failed := unix.RawSyscall(unix.SYS_FSTAT, l.file.Fd(), uintptr(unsafe.Pointer(&info)), 0) //nolint:gosec // the kernel's struct
+		if failed != 0 || info.Size != l.size {
 			return false // reading says what is wrong
 		}
 		l.looks, gpus = 0, GPUs
@@ -151,35 +170,51 @@ func (l *Ledger) unchanged(gpus int) bool {
 		}
 		l.page = m
 	}
-	part := slotGPU + gpus*slotGPUBytes
-	want, size := l.kept, slotBytes
-	if gpus < GPUs && l.frontGPUs != gpus {
-		l.frontGPUs, l.front = gpus, append(l.front[:0], l.kept[:headerBytes]...)
-		for slots := l.kept[headerBytes:]; len(slots) > 0; slots = slots[slotBytes:] {
-			l.front = append(l.front, slots[:part]...)
-		}
+	want, from, size := l.kept, 0, slotBytes
+	if l.glances++; !glance || gpus >= GPUs || l.glances >= headsEvery {
+		glance, l.glances = false, 0
 	}
 	if gpus < GPUs {
-		want, size = l.front, part
+		l.cut(gpus)
+		want, size = l.front, slotGPU+gpus*slotGPUBytes
+	}
+	if glance {
+		want, from, size = l.glanced, slotGPU, gpus*slotGPUBytes
 	}
 	same := false
 	err := l.page.guarded(func() error {
 		same = l.page.same(0, want[:headerBytes])
 		slots := want[headerBytes:]
 		for i := 0; i < l.high && same; i++ {
-			same = l.page.same(int(slotOffset(i)), slots[i*size:][:size])
+			same = l.page.same(int(slotOffset(i))+from, slots[i*size:][:size])
 		}
-		same = same && l.page.same(int(slotOffset(l.slots)), slots[l.high*size:])
+		// It is on a page of its own, and only used when all slots are.
+		if !glance || l.high == l.slots {
+			same = same && l.page.same(int(slotOffset(l.slots))+from, slots[l.high*size:])
+		}
 		return nil
 	})
 	return err == nil && same
 }
 
-func (l *Ledger) read(gpus int) error {
-	if l.unchanged(gpus) {
+// cut makes what is compared for so many GPUs out of what was read.
+func (l *Ledger) cut(gpus int) {
+	if l.frontGPUs == gpus {
+		return
+	}
+	l.frontGPUs = gpus
+	l.front, l.glanced = append(l.front[:0], l.kept[:headerBytes]...), append(l.glanced[:0], l.kept[:headerBytes]...)
+	for slots := l.kept[headerBytes:]; len(slots) > 0; slots = slots[slotBytes:] {
+		l.front = append(l.front, slots[:slotGPU+gpus*slotGPUBytes]...)
+		l.glanced = append(l.glanced, slots[slotGPU:][:gpus*slotGPUBytes]...)
+	}
+}
+
+func (l *Ledger) read(gpus int, glance bool) error {
+	if l.unchanged(gpus, glance) {
 		return nil
 	}
-	l.looks = 0
+	l.looks, l.glances = 0, 0
 	buffer, ok := scratch.Get().(*[]byte)
 	if !ok {
 		buffer = new([]byte)
@@ -396,6 +431,7 @@ func (l *Ledger) withSlot(slot int, f func(m *mapping, base int) error) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, m.unmap()) }()
+	l.glances = headsEvery // what we change is seen at once
 	return m.guarded(func() error { return f(m, int(slotOffset(slot)-from)) })
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"math/rand/v2"
@@ -1195,6 +1196,95 @@ func TestSnapshotAgain(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// A glance may find late what is in the head of a slot alone, and nothing else; and what we have
+// changed ourselves never.
+func TestGlance(t *testing.T) {
+	word := func(at int64, word uint64) func(*testing.T, *Pod) {
+		return func(t *testing.T, p *Pod) { writeWord(t, p.LedgerPath(), at, word) }
+	}
+	for name, c := range map[string]struct {
+		change func(*testing.T, *Pod)
+		late   bool
+	}{
+		"a charge":                              {change: word(slotOffset(1)+slotGPU+slotGPUDevice, 1<<unitsBits|4)},
+		"a peak":                                {change: word(slotOffset(0)+slotGPU+slotGPUPeak+8, 9<<unitsBits|4)},
+		"a refusal":                             {change: word(slotOffset(1)+slotGPU+slotGPUEventsMax, 1)},
+		"the high slot":                         {change: word(headerHighSlot, 3)},
+		"a request":                             {change: word(headerReclaimRequest, 3)},
+		"marked by us":                          {change: func(t *testing.T, p *Pod) { noError(t, p.Ledger().MarkDying(1, 1)) }},
+		"reclaimed by us":                       {change: func(t *testing.T, p *Pod) { noError(t, p.Ledger().Reclaim(0, 1, true)) }},
+		"imports":                               {change: word(slotOffset(1)+slotImports, 1), late: true},
+		"an owner":                              {change: word(slotOffset(0)+slotOwner, 0), late: true},
+		"an unfounded use of the overflow slot": {change: word(slotOffset(8)+slotGPU+slotGPUDevice, 4), late: true},
+	} {
+		made := func(t *testing.T) *Pod {
+			p, err := CreatePod(t.TempDir(), Options{Plain: true, Slots: 8})
+			noError(t, err)
+			writeWord(t, p.LedgerPath(), headerHighSlot, 2)
+			for slot := range 2 {
+				writeWord(t, p.LedgerPath(), slotOffset(slot)+slotShimABI-4, importsABI<<32)
+				writeWord(t, p.LedgerPath(), slotOffset(slot)+slotOwner, Owner{Generation: 1, State: SlotLive, PID: 7}.pack())
+			}
+			return p
+		}
+		for before := range wholeEvery { // wherever it stands between two glances that look at more
+			t.Run(fmt.Sprint(name, " after ", before), func(t *testing.T) {
+				p := made(t)
+				defer p.Close()
+				first, err := p.Ledger().GlanceOf(1)
+				noError(t, err)
+				for range before {
+					if again, err := p.Ledger().GlanceOf(1); err != nil || again != first {
+						t.Fatalf("%p, %v, want %p", again, err, first)
+					}
+				}
+				c.change(t, p)
+				looks := 0
+				for now := first; now == first && looks <= headsEvery; looks++ {
+					now, err = p.Ledger().GlanceOf(1)
+					noError(t, err)
+				}
+				if looks > headsEvery || looks > 1 && !c.late {
+					t.Errorf("it was found at look %d", looks)
+				}
+			})
+		}
+		t.Run(name+" in a snapshot", func(t *testing.T) {
+			p := made(t)
+			defer p.Close()
+			first, err := p.Ledger().SnapshotOf(1)
+			noError(t, err)
+			for range 2 {
+				_, err = p.Ledger().GlanceOf(1)
+				noError(t, err)
+			}
+			c.change(t, p)
+			if now, err := p.Ledger().SnapshotOf(1); err != nil || now == first {
+				t.Errorf("%p, %v", now, err)
+			}
+		})
+	}
+	t.Run("the overflow slot when all slots are used", func(t *testing.T) {
+		p, err := CreatePod(t.TempDir(), Options{Plain: true, Slots: 8})
+		noError(t, err)
+		defer p.Close()
+		writeWord(t, p.LedgerPath(), headerHighSlot, 8)
+		first, err := p.Ledger().GlanceOf(1)
+		noError(t, err)
+		writeWord(t, p.LedgerPath(), slotOffset(8)+slotGPU+slotGPUDevice, 4)
+		if now, err := p.Ledger().GlanceOf(1); err != nil || now == first {
+			t.Errorf("%p, %v", now, err)
+		}
+	})
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
