@@ -690,7 +690,8 @@ func (g *Gate) SetExempt(cgroups []uint64) error {
 // Usage is an account.
 type Usage struct {
 	Used                                     uint64 // charged now
-	Charged                                  uint64 // sum of all charges
+	Charged                                  uint64 // sum of all charges, also of those that were refused then
+	Ended                                    uint64 // of these, the sum of those of which nothing more comes
 	Credited                                 uint64 // sum of all that frees took off
 	Peak                                     uint64 // greatest Used since the reading before that reset it
 	Allowed, Denied, DeniedBytes, Races, UVM uint64
@@ -701,24 +702,35 @@ var ErrUnmanaged = errors.New("the gate does not manage this cgroup")
 
 // Adjust adds to what a cgroup is charged, and reads its account in one go.
 func (g *Gate) Adjust(cgroup uint64, bytes int64, resetPeak bool) (Usage, error) {
-	a := gateAdjust{Cgroup: cgroup, Bytes: bytes, ResetPeak: word(resetPeak)}
-	out := gateAdjust{}
+	u, _, err := g.adjust(gateAdjust{Cgroup: cgroup, Bytes: bytes, ResetPeak: word(resetPeak)})
+	return u, err
+}
+
+// GiveBack takes off what a cgroup is charged, by an account in which frees had credited so much. Where more has been
+// credited since, that may be the same memory: nothing is taken off then, and done is false.
+func (g *Gate) GiveBack(cgroup, bytes, credited uint64) (done bool, err error) {
+	_, done, err = g.adjust(gateAdjust{Cgroup: cgroup, Bytes: -int64(bytes), Credited: credited, UnlessCredited: 1})
+	return done, err
+}
+
+func (g *Gate) adjust(a gateAdjust) (_ Usage, done bool, err error) {
+	cgroup, out := a.Cgroup, gateAdjust{}
 	code, err := g.progs["adjust_usage"].Run(&ebpf.RunOptions{Context: &a, ContextOut: &out})
 	if err == nil && code != 0 {
 		err = unix.ENOMEM // the program's only complaint
 	}
 	if err != nil {
-		return Usage{}, fmt.Errorf("adjust the account of cgroup %d: %w", cgroup, err)
+		return Usage{}, false, fmt.Errorf("adjust the account of cgroup %d: %w", cgroup, err)
 	}
 	if out.Found == 0 {
-		return Usage{}, ErrUnmanaged
+		return Usage{}, false, ErrUnmanaged
 	}
 	var u gateUsage
 	if err := g.maps["usages"].Lookup(cgroup, &u); err != nil {
-		return Usage{}, fmt.Errorf("read the account of cgroup %d: %w", cgroup, err)
+		return Usage{}, false, fmt.Errorf("read the account of cgroup %d: %w", cgroup, err)
 	}
-	return Usage{Used: out.Used, Charged: out.Charged, Credited: out.Credited, Peak: out.Peak,
-		Allowed: u.Allowed, Denied: u.Denied, DeniedBytes: u.DeniedBytes, Races: u.Races, UVM: u.Uvm}, nil
+	return Usage{Used: out.Used, Charged: out.Charged, Credited: out.Credited, Peak: out.Peak, Ended: out.Ended,
+		Allowed: u.Allowed, Denied: u.Denied, DeniedBytes: u.DeniedBytes, Races: u.Races, UVM: u.Uvm}, out.Done == 1, nil
 }
 
 // EventKind is what was refused.

@@ -16,15 +16,18 @@ import (
 )
 
 type gateAdjust struct {
-	_         structs.HostLayout
-	Cgroup    uint64
-	Bytes     int64
-	Used      uint64
-	Charged   uint64
-	Credited  uint64
-	Peak      uint64
-	Found     uint32
-	ResetPeak uint32
+	_              structs.HostLayout
+	Cgroup         uint64
+	Bytes          int64
+	Used           uint64
+	Charged        uint64
+	Ended          uint64
+	Credited       uint64
+	Peak           uint64
+	Found          uint32
+	ResetPeak      uint32
+	UnlessCredited uint32
+	Done           uint32
 }
 
 type gateDoor uint32
@@ -81,6 +84,7 @@ type gateInflight struct {
 	}
 	File     uint64
 	Charged  uint64
+	Pending  uint64
 	To       uint64
 	Client   uint32
 	Handle   uint32
@@ -170,6 +174,7 @@ type gateUsage struct {
 	_           structs.HostLayout
 	Used        uint64
 	Charged     uint64
+	Ended       uint64
 	Credited    uint64
 	Peak        uint64
 	Allowed     uint64

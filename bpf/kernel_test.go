@@ -207,6 +207,17 @@ func TestAccounts(t *testing.T) {
 			t.Errorf("%+d: %+v, %v", tt.bytes, u, err)
 		}
 	}
+	for _, tt := range []struct {
+		bytes, credited uint64
+		done            bool
+	}{{10, 1, false}, {10, 0, true}} {
+		if done, err := g.GiveBack(cgroup, tt.bytes, tt.credited); err != nil || done != tt.done {
+			t.Errorf("give back %d, judged when %d were credited: %v, %v", tt.bytes, tt.credited, done, err)
+		}
+	}
+	if _, err := g.Adjust(cgroup, 10, true); err != nil {
+		t.Fatal(err)
+	}
 	var sum int64
 	if err := g.maps["adjusted"].Lookup(uint64(cgroup), &sum); err != nil || sum != 30 {
 		t.Errorf("adjusted by %d, %v", sum, err)

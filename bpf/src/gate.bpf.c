@@ -5,8 +5,10 @@
 // What it keeps:
 //   - Only programs write `usages`, by atomic additions; only gpufenced writes `policies`, `devices`,
 //     `exempt` and `configuration`. So neither can lose what the other wrote.
-//   - A charge is added to every managed cgroup above the task first, compared then, and taken back from
-//     all of them where one is over: two who ask at once can both be refused, never both be let through.
+//   - A charge is weighed against every managed cgroup above the task and added only where it has room, by compare
+//     and swap. What is refused is at no moment in the container's account: gpufenced reads that at any.
+//   - `charged` has what is in `used` before it is there, and `ended` only what the driver has answered or what was
+//     refused. So `charged` of now less `ended` of before is all that may have come since, however long it was held up.
 //   - What cannot be read or understood on a path that gives memory is refused.
 //   - A task that is in no managed cgroup pays lookups and nothing else.
 //
@@ -83,7 +85,8 @@ struct policy {
 
 struct usage {
 	__u64 used;	   // charged now
-	__u64 charged;	   // sum of all charges
+	__u64 charged;	   // sum of all charges, also of those that were refused then
+	__u64 ended;	   // sum of those of which nothing more comes
 	__u64 credited;	   // sum of all that frees took off, provisionally or not
 	__u64 peak;	   // greatest `used` since it was last read
 	__u64 allowed, denied, denied_bytes, races, uvm;
@@ -113,11 +116,12 @@ struct owner { struct chain chain; __u64 bytes, uvm; };
 struct object { __u64 file; __u32 client, handle; };
 struct inflight {
 	struct chain chain;
-	__u64 file, charged, to;
+	__u64 file, charged, pending, to;
 	__u32 client, handle, nr, class, active, verified, n, pad;
 };
 // What gpufenced asks the programs to do to `usages`.
-struct adjust { __u64 cgroup; __s64 bytes; __u64 used, charged, credited, peak; __u32 found, reset_peak; };
+// Where frees were credited beyond `credited` since gpufenced has read that, it does nothing if `unless_credited`.
+struct adjust { __u64 cgroup; __s64 bytes; __u64 used, charged, ended, credited, peak; __u32 found, reset_peak, unless_credited, done; };
 
 #define MAP(name, kind, n, k, v)                                                                                                        \
 	struct { __uint(type, kind); __uint(max_entries, n); __type(key, k); __type(value, v); } name SEC(".maps")
@@ -234,21 +238,70 @@ static __always_inline void tell(__u32 kind, __u32 door, __u64 cgroup, __u64 siz
 	bpf_ringbuf_submit(e, flags);
 }
 
-static __always_inline void uncharge(const struct chain *c, __u32 n, __u64 size, int credit)
+static __always_inline void uncharge(const struct chain *c, __u64 size)
 {
 	for (__u32 i = 0; i < CHAIN; i++) {
-		if (i >= n)
+		if (i >= c->n)
 			break;
 		__u64 id = c->id[i];
 		struct usage *u = bpf_map_lookup_elem(&usages, &id);
 		if (!u)
 			continue;
+		__sync_fetch_and_add(&u->credited, size); // first: see adjust_usage()
 		__sync_fetch_and_sub(&u->used, size);
-		if (credit)
-			__sync_fetch_and_add(&u->credited, size);
-		else
-			__sync_fetch_and_sub(&u->charged, size);
 	}
+}
+
+// Of a charge nothing more comes. The container's account alone is compared with NVML.
+static __always_inline void end_charge(const struct chain *c, __u64 size)
+{
+	__u64 id = leaf(c);
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	if (u)
+		__sync_fetch_and_add(&u->ended, size);
+}
+
+static __always_inline void raise_peak(struct usage *u, __u64 now)
+{
+	for (int try = 0; try < 8; try++) { // more that rise at once than that come past each other do not matter
+		__u64 was = u->peak;
+		if (now <= was || __sync_val_compare_and_swap(&u->peak, was, now) == was)
+			return;
+	}
+}
+
+// What of a policy an account would be over with so much, or 0. Managed ranges count as if all of their pages were on
+// the device.
+static __always_inline __u32 over_what(const struct policy *p, __u64 now, __u64 size, __u64 ranges)
+{
+	if (now > p->limit || now < size)
+		return EV_QUOTA;
+	return ranges && (now + ranges > p->uvm_limit || now + ranges < now) ? EV_UVM : 0;
+}
+
+static __always_inline int refuses(const struct policy *p, __u32 over) { return over && p->flags & F_ENFORCE && (over == EV_QUOTA || p->flags & F_UVM); }
+
+// Adds to `used` what the policy does not refuse, and says what it is over with it.
+static __always_inline __u32 fit(struct usage *u, const struct policy *p, __u64 size, __u64 *now)
+{
+	__u32 over = 0;
+	for (int try = 0; try < 8; try++) {
+		__u64 was = *(volatile __u64 *)&u->used;
+		*now = was + size;
+		over = over_what(p, *now, size, *(volatile __u64 *)&u->uvm);
+		if (refuses(p, over))
+			return over;
+		if (__sync_val_compare_and_swap(&u->used, was, *now) == was)
+			goto added;
+	}
+	// It fits, and others come before it again and again: added first, weighed then.
+	*now = __sync_fetch_and_add(&u->used, size) + size;
+added:
+	// Who maps a range adds to `uvm` first and reads `used` then, so of the two one at least sees the other.
+	over = over_what(p, *now, size, *(volatile __u64 *)&u->uvm);
+	if (refuses(p, over))
+		__sync_fetch_and_sub(&u->used, size);
+	return over;
 }
 
 // Charges all of a chain or none. force: the driver has given it already.
@@ -261,7 +314,7 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 	for (__u32 i = 0; i < CHAIN; i++) {
 		if (i >= c->n)
 			break;
-		__u64 id = c->id[i];
+		__u64 id = c->id[i], now;
 		struct usage *u = bpf_map_lookup_elem(&usages, &id);
 		struct policy *p = bpf_map_lookup_elem(&policies, &id);
 		if (!u || !p) {
@@ -270,39 +323,44 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 			rc = -ENOMEM; // it is being taken away: nothing more is given
 			break;
 		}
-		__u64 now = __sync_fetch_and_add(&u->used, size) + size;
 		__sync_fetch_and_add(&u->charged, size);
-		done = i + 1;
-		// Managed ranges count as if all of their pages were on the device. Who maps one adds to `uvm` first and reads
-		// `used` then, so of the two one at least sees the other.
-		__u64 ranges = *(volatile __u64 *)&u->uvm, all = now + ranges;
-		int quota = now > p->limit || now < size, beside = ranges && (all > p->uvm_limit || all < now);
-		if (!force && (quota || beside)) {
-			__sync_fetch_and_add(&u->denied, 1);
-			__sync_fetch_and_add(&u->denied_bytes, size);
-			over = id;
-			kind = quota ? EV_QUOTA : EV_UVM;
-			limit = quota ? p->limit : p->uvm_limit;
-			if (p->flags & F_ENFORCE && (quota || p->flags & F_UVM)) {
-				rc = -ENOMEM;
-				break;
+		if (force) {
+			now = __sync_fetch_and_add(&u->used, size) + size;
+		} else {
+			__u32 what = fit(u, p, size, &now);
+			if (what) {
+				__sync_fetch_and_add(&u->denied, 1);
+				__sync_fetch_and_add(&u->denied_bytes, size);
+				over = id;
+				kind = what;
+				limit = what == EV_QUOTA ? p->limit : p->uvm_limit;
+				if (refuses(p, what)) {
+					__sync_fetch_and_add(&u->ended, size);
+					rc = -ENOMEM;
+					break;
+				}
 			}
 		}
-		for (int try = 0; try < 8; try++) { // more that rise at once than that come past each other do not matter
-			__u64 was = u->peak;
-			if (now <= was || __sync_val_compare_and_swap(&u->peak, was, now) == was)
-				break;
-		}
+		done = i + 1;
+		raise_peak(u, now);
 		__sync_fetch_and_add(&u->allowed, 1);
 	}
 	if (over)
 		tell(kind, DOOR_IOCTL, over, size, limit, class, ENOMEM);
-	if (rc) {
-		uncharge(c, done, size, 0);
-		count(S_DENIED);
-	} else {
+	if (!rc) {
 		count(S_CHARGED);
+		return 0;
 	}
+	// The outer ones come first, so these are never the container's own.
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= done)
+			break;
+		__u64 id = c->id[i];
+		struct usage *u = bpf_map_lookup_elem(&usages, &id);
+		if (u)
+			__sync_fetch_and_sub(&u->used, size);
+	}
+	count(S_DENIED);
 	return rc;
 }
 
@@ -470,7 +528,7 @@ static __always_inline void credit(const struct chain *c, const struct request *
 		return; // another thread frees the same
 	__sync_fetch_and_sub(&o->bytes, bytes);
 	struct chain chain = o->chain;
-	uncharge(&chain, chain.n, bytes, 1);
+	uncharge(&chain, bytes);
 }
 
 // SIGKILL ends the process that changed a request, but what it got stays while another holds the same open file.
@@ -560,28 +618,37 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 		return 0;
 	// Also where nothing is charged: the class can be another by the time the driver reads it.
 	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!p && conf()->commits)
+	int watched = conf()->commits;
+	if (!p && watched)
 		return enforce ? -ENOMEM : 0; // before anything is charged, which nobody would take back
+	if (p && p->pending) { // nobody saw the end of the last one; a task makes one at a time
+		struct chain last = p->chain;
+		end_charge(&last, p->pending);
+		p->pending = 0;
+	}
 	if (r.size) {
-		rc = charge(&c, r.size, 0, r.class);
-		if (rc)
-			return rc;
-		rc = own(&c, f, r.size, 0);
+		rc = own(&c, f, 0, 0);
 		if (rc) {
-			uncharge(&c, c.n, r.size, 0);
 			tell(rc == -EPERM ? EV_FOREIGN : EV_FULL, DOOR_IOCTL, leaf(&c), r.size, 0, r.class, rc);
 			return enforce ? rc : 0;
 		}
+		rc = charge(&c, r.size, 0, r.class);
+		if (rc)
+			return rc;
+		own(&c, f, r.size, 0); // as just before: the file is open
 		if (r.handle) { // a handle that the driver chooses is not known: gpufenced's look at NVML lowers that charge
 			struct object key = { .file = f, .client = r.client, .handle = r.handle };
 			bpf_map_update_elem(&objects, &key, &r.size, BPF_NOEXIST);
 		}
+		if (!watched)
+			end_charge(&c, r.size); // nobody will see it
 	}
 	if (!p)
 		return 0;
 	p->chain = c;
 	p->file = f;
 	p->charged = r.size;
+	p->pending = watched ? r.size : 0;
 	p->client = r.client;
 	p->handle = r.handle;
 	p->nr = r.nr;
@@ -718,6 +785,7 @@ static __always_inline void close_account(const struct owner *o)
 		struct usage *u = bpf_map_lookup_elem(&usages, &id);
 		if (!u)
 			continue;
+		__sync_fetch_and_add(&u->credited, bytes); // first: see adjust_usage()
 		__s64 *a = bpf_map_lookup_elem(&adjusted, &id);
 		for (int try = 0; a && try < 8; try++) {
 			__s64 was = *(volatile __s64 *)a;
@@ -732,7 +800,6 @@ static __always_inline void close_account(const struct owner *o)
 				bytes = 0; // many files close at once: gpufenced will see
 		}
 		__sync_fetch_and_sub(&u->used, bytes);
-		__sync_fetch_and_add(&u->credited, bytes);
 	}
 }
 
@@ -783,6 +850,7 @@ static __always_inline void look(struct inflight *p, __u64 copy, __u32 n, int ou
 		__u64 more = size - p->charged, id = leaf(&p->chain);
 		struct chain c = p->chain;
 		charge(&c, more, 1, p->class);
+		p->pending += more;
 		__u64 f = p->file;
 		struct owner *o = bpf_map_lookup_elem(&files, &f);
 		if (o && leaf(&o->chain) == id)
@@ -826,6 +894,9 @@ static __always_inline void copied_out(__u64 from, __u32 n)
 	__u32 client = p->client;
 	__u64 id = leaf(&p->chain);
 	bpf_map_update_elem(&clients, &client, &id, BPF_ANY);
+	struct chain c = p->chain;
+	end_charge(&c, p->pending);
+	p->pending = 0;
 	p->charged = 0;
 	p->active = 0;
 	count(S_COMMITS);
@@ -838,18 +909,20 @@ static __always_inline void ended(void)
 	if (!p)
 		return;
 	p->active = 0;
-	if (!conf()->commits || !p->charged || p->nr != 0x2b)
-		return;
 	__u64 f = p->file, bytes = p->charged;
 	struct chain c = p->chain;
-	struct object key = { .file = f, .client = p->client, .handle = p->handle };
-	bpf_map_delete_elem(&objects, &key);
-	struct owner *o = bpf_map_lookup_elem(&files, &f);
-	if (!o)
-		return;
-	__sync_fetch_and_sub(&o->bytes, bytes);
-	uncharge(&c, c.n, bytes, 1);
-	count(S_ROLLBACKS);
+	if (conf()->commits && bytes && p->nr == 0x2b) {
+		struct object key = { .file = f, .client = p->client, .handle = p->handle };
+		bpf_map_delete_elem(&objects, &key);
+		struct owner *o = bpf_map_lookup_elem(&files, &f);
+		if (o) {
+			__sync_fetch_and_sub(&o->bytes, bytes);
+			uncharge(&c, bytes);
+			count(S_ROLLBACKS);
+		}
+	}
+	end_charge(&c, p->pending); // last: until then it is in `used`
+	p->pending = 0;
 }
 
 SEC("fexit/os_memcpy_from_user")
@@ -903,21 +976,36 @@ int adjust_usage(struct adjust *a)
 	if (!u)
 		return 0;
 	a->found = 1;
+	a->done = 1;
 	if (a->bytes) {
 		__s64 none = 0;
 		bpf_map_update_elem(&adjusted, &id, &none, BPF_NOEXIST); // it may be there
 		__s64 *sum = bpf_map_lookup_elem(&adjusted, &id);
 		if (!sum)
 			return -ENOMEM;
-		__sync_fetch_and_add(sum, a->bytes); // first, so that a file that closes between the two takes too little off
-		__sync_fetch_and_add(&u->used, (__u64)a->bytes);
+		// First, so that a file that closes between the two takes too little off. One that began before has told in
+		// `credited`: what it takes off may be the same memory.
+		__sync_fetch_and_add(sum, a->bytes);
+		if (a->unless_credited && *(volatile __u64 *)&u->credited != a->credited) {
+			__sync_fetch_and_sub(sum, a->bytes);
+			a->done = 0;
+		} else {
+			__sync_fetch_and_add(&u->used, (__u64)a->bytes);
+		}
 	}
-	a->used = u->used;
-	a->charged = u->charged;
-	a->credited = u->credited;
-	a->peak = u->peak > u->used ? u->peak : u->used;
-	if (a->reset_peak)
-		u->peak = u->used;
+	// In this order; see the top.
+	a->used = *(volatile __u64 *)&u->used;
+	a->charged = *(volatile __u64 *)&u->charged;
+	a->credited = *(volatile __u64 *)&u->credited;
+	a->ended = *(volatile __u64 *)&u->ended;
+	a->peak = *(volatile __u64 *)&u->peak;
+	if (a->reset_peak) {
+		// What rises meanwhile is not lost.
+		a->peak = __sync_lock_test_and_set(&u->peak, 0);
+		raise_peak(u, *(volatile __u64 *)&u->used);
+	}
+	if (a->peak < a->used)
+		a->peak = a->used;
 	return 0;
 }
 #endif

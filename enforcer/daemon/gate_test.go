@@ -62,6 +62,10 @@ func (k *gateKernel) Managed() (ids []uint64, err error) {
 	k.locked(func() { ids = slices.Collect(maps.Keys(k.policies)) })
 	return ids, nil
 }
+func (k *gateKernel) GiveBack(c, n, _ uint64) (bool, error) {
+	_, err := k.Adjust(c, -int64(n), false)
+	return true, err
+}
 func (k *gateKernel) Adjust(c uint64, n int64, reset bool) (out bpf.Usage, err error) {
 	k.locked(func() {
 		u := k.usage[c]
@@ -142,7 +146,7 @@ func TestForgedFreeOfAQuietContainer(t *testing.T) {
 	c := b.run(request("liar", "memory.max=4Gi"))
 	own := k.account(t)
 	k.change(own, func(u *bpf.Usage) {
-		u.Used, u.Charged, u.Peak = gib, gib, gib
+		u.Used, u.Charged, u.Ended, u.Peak = gib, gib, gib, gib
 		b.gpu.set(c.pid, gib)
 	})
 	settled := func() {

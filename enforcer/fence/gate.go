@@ -34,6 +34,7 @@ type GateKernel interface {
 	SetPolicy(cgroup uint64, p bpf.Policy) error
 	DropPolicy(cgroup uint64) error
 	Adjust(cgroup uint64, bytes int64, resetPeak bool) (bpf.Usage, error)
+	GiveBack(cgroup, bytes, credited uint64) (done bool, err error)
 	AttachCopies() (bpf.Copies, error)
 	ReleaseCopies() error
 	Carrier() bpf.Carrier
@@ -590,17 +591,19 @@ func (f *Gate) Sample(id policy.ContainerID, gpu string, at time.Duration, nvml,
 	if err != nil {
 		return false, "", err
 	}
-	v := h.credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, CreditedBytes: u.Credited, PeakBytes: u.Peak},
+	v := h.credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, EndedBytes: u.Ended, CreditedBytes: u.Credited, PeakBytes: u.Peak},
 		truth)
-	if v.AdjustBytes != 0 {
-		for _, cgroup := range []uint64{h.cgroup, h.pod} {
-			if cgroup == 0 {
-				continue
-			}
-			if _, err := f.kernel.Adjust(cgroup, v.AdjustBytes, false); err != nil {
-				return false, "", err
-			}
-		}
+	change := v.AdjustBytes > 0
+	if change {
+		_, err = f.kernel.Adjust(h.cgroup, v.AdjustBytes, false)
+	} else if v.AdjustBytes < 0 { // where it is not done, the next sample says anew
+		change, err = f.kernel.GiveBack(h.cgroup, uint64(-v.AdjustBytes), u.Credited)
+	}
+	if change && err == nil && h.pod != 0 {
+		_, err = f.kernel.Adjust(h.pod, v.AdjustBytes, false)
+	}
+	if err != nil {
+		return false, "", err
 	}
 	if v.NoCredit != h.noCredit {
 		h.noCredit, h.policy.NoCredit = v.NoCredit, v.NoCredit

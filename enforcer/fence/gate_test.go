@@ -29,6 +29,7 @@ type fakeGate struct {
 	misses   uint64
 	failing  error // of Configure
 	events   chan bpf.Event
+	between  func(*bpf.Usage) // its account was read and what is given back
 }
 
 func (f *fakeGate) Configure(s bpf.Settings) error {
@@ -78,6 +79,21 @@ func (f *fakeGate) Adjust(c uint64, n int64, _ bool) (bpf.Usage, error) {
 	}
 	u.Used = uint64(int64(u.Used) + n)
 	return *u, nil
+}
+
+func (f *fakeGate) GiveBack(c, bytes, credited uint64) (bool, error) {
+	u := f.usage[c]
+	if u == nil {
+		return false, bpf.ErrUnmanaged
+	}
+	if f.between != nil {
+		f.between(u)
+	}
+	if u.Credited != credited {
+		return false, nil
+	}
+	u.Used -= bytes
+	return true, nil
 }
 
 // gateAt is a gate with a fake kernel and a /proc of one GPU with minor number 3.
@@ -208,6 +224,45 @@ func TestGateHoldsAContainerToItsPod(t *testing.T) {
 		if st := f.State(s, "GPU-a"); st.State != tt.state {
 			t.Errorf("%s: %+v", tt.name, st)
 		}
+	}
+}
+
+// TestGateGivesBackOnce: a file closes after its account was read, and takes off itself what is to be given back.
+func TestGateGivesBackOnce(t *testing.T) {
+	f, k, s := gateAt(t, GateEnforce, false)
+	if _, err := f.Raise(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	own, err := cgroupID(s.Cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := cgroupID(s.PodCgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const left, gone = 1 << 30, 2 << 30
+	*k.usage[own] = bpf.Usage{Used: left + gone, Charged: left + gone, Ended: left + gone, Peak: left + gone}
+	*k.usage[pod] = *k.usage[own]
+	closes := true
+	k.between = func(u *bpf.Usage) {
+		if closes {
+			for _, a := range []*bpf.Usage{u, k.usage[pod]} {
+				a.Used, a.Credited, a.Peak = a.Used-gone, a.Credited+gone, left
+			}
+		}
+		closes = false
+	}
+	for i := range 40 {
+		if _, _, err := f.Sample(s.ID, "GPU-a", time.Duration(i)*100*time.Millisecond, left, 0); err != nil {
+			t.Fatal(err)
+		}
+		if u := k.usage[own].Used; u < left {
+			t.Fatalf("sample %d: %d charged of %d", i, u, uint64(left))
+		}
+	}
+	if closes || k.usage[own].Used != left || k.usage[pod].Used != left {
+		t.Errorf("%d, and of the pod %d, charged of %d", k.usage[own].Used, k.usage[pod].Used, uint64(left))
 	}
 }
 
@@ -423,13 +478,13 @@ func TestGateOverSeveralGPUs(t *testing.T) {
 		return kill
 	}
 	// 2 GiB move to and fro, always in both answers.
-	u.Used, u.Peak, u.Charged = 2<<30, 2<<30, 2<<30
+	u.Used, u.Peak, u.Charged, u.Ended = 2<<30, 2<<30, 2<<30, 2<<30
 	for i := range 60 {
 		a, b := uint64(2<<30), uint64(2<<30)
 		if i%5 == 4 {
 			a, b = 0, 0
 		}
-		u.Charged, u.Credited = u.Charged+2<<30, u.Credited+2<<30
+		u.Charged, u.Ended, u.Credited = u.Charged+2<<30, u.Ended+2<<30, u.Credited+2<<30
 		if look(a, b) || u.Used != 2<<30 {
 			t.Fatalf("look %d: a legal program is accused, or its charge is wrong: %+v", i, u)
 		}
@@ -444,7 +499,7 @@ func TestGateOverSeveralGPUs(t *testing.T) {
 		t.Errorf("%d are charged for what is gone", u.Used)
 	}
 	// It has 1 GiB on each, and the gate was made to see one of them freed.
-	u.Used, u.Charged, u.Credited, u.Peak = 1<<30, u.Charged+1<<30, u.Credited+1<<30, 1<<30
+	u.Used, u.Charged, u.Ended, u.Credited, u.Peak = 1<<30, u.Charged+1<<30, u.Ended+1<<30, u.Credited+1<<30, 1<<30
 	for range 30 {
 		look(1<<30, 1<<30)
 		u.Peak = u.Used

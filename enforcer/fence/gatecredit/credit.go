@@ -14,7 +14,8 @@ import (
 // Account is what the gate has charged a container, as it was read right after a sample.
 type Account struct {
 	UsedBytes     uint64 // now
-	ChargedBytes  uint64 // all that was ever charged
+	ChargedBytes  uint64 // all that was ever charged, or refused then; read after UsedBytes
+	EndedBytes    uint64 // of it, that of which nothing more comes: the driver has answered, or it was refused
 	CreditedBytes uint64 // all that frees took off
 	PeakBytes     uint64 // the greatest charge since the account was last read
 }
@@ -67,14 +68,14 @@ const (
 )
 
 type point struct {
-	at                                  time.Duration
-	peak, charged, credited, nvml, used uint64
+	at                                time.Duration
+	peak, ended, credited, nvml, used uint64
 }
 
 // Step takes one sample.
 func (c *Credit) Step(a Account, tr Truth) Verdict {
 	most := max(tr.NVMLBytes, tr.MostBytes)
-	c.points = append(c.points, point{at: tr.At, peak: max(a.PeakBytes, a.UsedBytes), charged: a.ChargedBytes, credited: a.CreditedBytes, nvml: most, used: a.UsedBytes})
+	c.points = append(c.points, point{at: tr.At, peak: max(a.PeakBytes, a.UsedBytes), ended: a.EndedBytes, credited: a.CreditedBytes, nvml: most, used: a.UsedBytes})
 	// One point that is older than that stays: it tells what the sums were then. A forged free shows when the
 	// charge from before it is a settle old, and then it must still be known.
 	for len(c.points) > creditSamples && c.points[1].at <= tr.At-creditHorizon*c.Settle {
@@ -134,9 +135,10 @@ func (c *Credit) Step(a Account, tr Truth) Verdict {
 		c.noCredit, v.NoCredit = false, false
 	}
 	// What ended in ways that the gate does not see (the driver's own choice of handles, a device freed with all
-	// below it) is given back when NVML has not shown it for a settle, less what was charged since.
+	// below it) is given back when NVML has not shown it for a settle, less what has come since. A request that the
+	// driver had not answered then can come at any time: whoever asks can hold it up.
 	if tr.At-first.at >= c.Settle {
-		target := nvml + a.ChargedBytes - first.charged
+		target := nvml + a.ChargedBytes - first.ended
 		if a.UsedBytes > target {
 			v.AdjustBytes = -int64(a.UsedBytes - target)
 		}

@@ -13,6 +13,7 @@ import (
 type gateModel struct {
 	now                           time.Duration
 	used, peak, charged, credited uint64 // the gate's
+	unanswered                    uint64 // of what is charged
 	real, own                     uint64 // the driver's
 	lag                           time.Duration
 	past                          []struct {
@@ -58,7 +59,7 @@ func (m *gateModel) step(c *Credit, limit, overhead uint64) Verdict {
 			nvml = p.bytes
 		}
 	}
-	v := c.Step(Account{m.used, m.charged, m.credited, m.peak}, Truth{At: m.now, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: limit})
+	v := c.Step(Account{m.used, m.charged, m.charged - m.unanswered, m.credited, m.peak}, Truth{At: m.now, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: limit})
 	m.used = uint64(int64(m.used) + v.AdjustBytes)
 	m.peak = m.used
 	return v
@@ -261,6 +262,67 @@ func TestForgedFreeBetweenRareSamples(t *testing.T) {
 		m.free(1024*mb, true, true)
 		if _, kill := look(2 * settle); !kill {
 			t.Errorf("samples %v apart: not killed for the second time", apart)
+		}
+	}
+}
+
+// TestAHeldUpRequestStaysCharged: who asks can hold a request up between the gate and the driver for as long as it likes.
+// Until the driver has answered NVML says nothing about it.
+func TestAHeldUpRequestStaysCharged(t *testing.T) {
+	m, c := &gateModel{}, newCredit()
+	const limit = 1000 * mb
+	look := func(n int) {
+		for range n {
+			m.now += 100 * time.Millisecond
+			m.step(c, limit, 0)
+		}
+	}
+	m.note()
+	look(20)
+	m.alloc(limit, 900*mb)
+	m.real, m.unanswered = 0, 900*mb
+	m.note()
+	look(100)
+	if m.used != 900*mb {
+		t.Fatalf("%d MiB charged of a request of 900 that may still be given", m.used/mb)
+	}
+	m.real, m.unanswered = 900*mb, 0
+	m.note()
+	look(100)
+	if m.used != 900*mb {
+		t.Errorf("%d MiB charged, 900 were given", m.used/mb)
+	}
+	m.alloc(limit, 100*mb)
+	m.real -= 100 * mb // it was refused by the driver
+	m.note()
+	look(30)
+	if m.used != 900*mb {
+		t.Errorf("%d MiB charged of 900 when nothing is held up any more", m.used/mb)
+	}
+}
+
+// TestRefusedRequestsLowerNothing: a container asks for more than it may, again and again, and gpufenced reads its account
+// at any moment of it: `charged` has a refused request before `ended` has it.
+func TestRefusedRequestsLowerNothing(t *testing.T) {
+	const limit = 1000 * mb
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		m, c := &gateModel{}, newCredit()
+		m.alloc(limit, 600*mb)
+		for range 200 {
+			m.now += 100 * time.Millisecond
+			asked := uint64(401+r.IntN(1<<20)) * mb
+			refused := r.Uint64N(1000) * asked
+			m.charged += refused
+			if r.IntN(2) == 0 {
+				m.charged += asked
+				m.unanswered = asked
+			}
+			m.step(c, limit, 0)
+			m.unanswered = 0
+			if m.used < m.real {
+				t.Fatalf("seed %d, at %s: charged %d of %d MiB", seed, m.now, m.used/mb, m.real/mb)
+			}
 		}
 	}
 }

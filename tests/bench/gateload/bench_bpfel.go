@@ -25,6 +25,7 @@ type benchInflight struct {
 	}
 	File     uint64
 	Charged  uint64
+	Pending  uint64
 	To       uint64
 	Client   uint32
 	Handle   uint32
@@ -80,6 +81,7 @@ type benchUsage struct {
 	_           structs.HostLayout
 	Used        uint64
 	Charged     uint64
+	Ended       uint64
 	Credited    uint64
 	Peak        uint64
 	Allowed     uint64

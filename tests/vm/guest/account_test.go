@@ -80,6 +80,35 @@ func TestGivenBackOnce(t *testing.T) {
 	used("after that", 0)
 }
 
+// TestEveryChargeEnds: whatever became of a request, once it is over gpufenced knows that nothing more comes of it, and
+// what was refused is in no account.
+func TestEveryChargeEnds(t *testing.T) {
+	g := opened(t)
+	for _, commits := range []bool{false, true} {
+		if commits {
+			watched(t, g)
+		}
+		s := settings()
+		s.Commits = commits
+		if err := g.Configure(s); err != nil {
+			t.Fatal(err)
+		}
+		dir, id := cgroup(t, fmt.Sprint("container-", commits))
+		limit(t, g, id, 100*mib)
+		got := client(t, dir, fmt.Sprintf("os64:%d:1", 60*mib), fmt.Sprintf("os64:%d:2", 60*mib), fmt.Sprintf("heap2:%d:3", 20*mib), "free:1",
+			fmt.Sprintf("os21:%d:4", 80*mib), fmt.Sprintf("os64:%d:5", 8*mib))
+		for i, want := range []unix.Errno{0, unix.ENOMEM, 0, 0, 0, unix.ENOMEM} {
+			if got[i].errno != want {
+				t.Errorf("%s: want errno %d", got[i].line, want)
+			}
+		}
+		u, err := g.Adjust(id, 0, true)
+		if err != nil || u.Used != 0 || u.Ended != u.Charged || u.Charged != 228*mib || u.Peak != 100*mib {
+			t.Errorf("copies watched %v: %+v, %v", commits, u, err)
+		}
+	}
+}
+
 // TestManagedMemoryBesideDeviceMemory: a managed range and device memory have one room.
 func TestManagedMemoryBesideDeviceMemory(t *testing.T) {
 	g := opened(t)

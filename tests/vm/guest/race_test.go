@@ -332,12 +332,15 @@ func watch(t *testing.T, g *bpf.Gate, id, limitBytes uint64, lag time.Duration, 
 					said = p.bytes
 				}
 			}
-			v := credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, CreditedBytes: u.Credited, PeakBytes: u.Peak},
+			v := credit.Step(gatecredit.Account{UsedBytes: u.Used, ChargedBytes: u.Charged, EndedBytes: u.Ended, CreditedBytes: u.Credited, PeakBytes: u.Peak},
 				gatecredit.Truth{At: now, NVMLBytes: said, LimitBytes: limitBytes})
-			if v.AdjustBytes != 0 {
-				if _, err := g.Adjust(id, v.AdjustBytes, false); err != nil {
-					t.Error(err)
-				}
+			if v.AdjustBytes > 0 {
+				_, err = g.Adjust(id, v.AdjustBytes, false)
+			} else if v.AdjustBytes < 0 {
+				_, err = g.GiveBack(id, uint64(-v.AdjustBytes), u.Credited)
+			}
+			if err != nil {
+				t.Error(err)
 			}
 			if err := g.SetPolicy(id, bpf.Policy{LimitBytes: limitBytes, GPU: true, Minors: []int{0}, Enforce: true, NoCredit: v.NoCredit}); err != nil {
 				t.Error(err)
