@@ -300,29 +300,3 @@ func TestAHeldUpRequestStaysCharged(t *testing.T) {
 		t.Errorf("%d MiB charged of 900 when nothing is held up any more", m.used/mb)
 	}
 }
-
-// TestRefusedRequestsLowerNothing: a container asks for more than it may, again and again, and gpufenced reads its account
-// at any moment of it: `charged` has a refused request before `ended` has it.
-func TestRefusedRequestsLowerNothing(t *testing.T) {
-	const limit = 1000 * mb
-	for seed := range uint64(20) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		m, c := &gateModel{}, newCredit()
-		m.alloc(limit, 600*mb)
-		for range 200 {
-			m.now += 100 * time.Millisecond
-			asked := uint64(401+r.IntN(1<<20)) * mb
-			refused := r.Uint64N(1000) * asked
-			m.charged += refused
-			if r.IntN(2) == 0 {
-				m.charged += asked
-				m.unanswered = asked
-			}
-			m.step(c, limit, 0)
-			m.unanswered = 0
-			if m.used < m.real {
-				t.Fatalf("seed %d, at %s: charged %d of %d MiB", seed, m.now, m.used/mb, m.real/mb)
-			}
-		}
-	}
-}
