@@ -414,8 +414,15 @@ func (d *Daemon) slotFacts(out []policy.SlotFact, p *registry.Pod, rt *podRuntim
 
 // readLedger takes a new snapshot of a pod. A broken ledger is said once, and not believed until
 // it is whole again.
-func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
-	s, err := rt.pages.Ledger().SnapshotOf(len(p.GPUs))
+func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) { d.lookAtLedger(p, rt, false) }
+
+// lookAtLedger is that; a glance finds what is in heads of slots only a little later.
+func (d *Daemon) lookAtLedger(p *registry.Pod, rt *podRuntime, glance bool) {
+	look := rt.pages.Ledger().SnapshotOf
+	if glance {
+		look = rt.pages.Ledger().GlanceOf
+	}
+	s, err := look(len(p.GPUs))
 	if err != nil {
 		rt.snapshot = nil
 		if rt.broken == "" {

@@ -233,12 +233,14 @@ func (d *Daemon) tick(asked bool) time.Duration {
 		if moves {
 			rt.number, rt.numbered = d.sample, now
 		}
-		for index, c := range rt.containers {
-			number := uint64(0)
-			if moves {
-				number = d.sample
+		number := uint64(0)
+		if moves {
+			number = d.sample
+		}
+		for _, c := range pods[i].Containers {
+			if page := rt.containers[c.Index]; page != nil {
+				d.pageError(rt, c.Index, page.Tick(number))
 			}
-			d.pageError(rt, index, c.Tick(number))
 		}
 	}
 	for _, g := range due {

@@ -43,12 +43,12 @@ type lastStep struct {
 }
 
 // containerFacts are the containers of a GPU.
-func (d *Daemon) containerFacts(to []policy.ContainerFact, g *gpuState, pods []*registry.Pod) []policy.ContainerFact {
+func (d *Daemon) containerFacts(to []policy.ContainerFact, g *gpuState, pods []*registry.Pod, pages []*podRuntime) []policy.ContainerFact {
 	uuid := g.info.UUID
-	for _, p := range pods {
+	for i, p := range pods {
 		for _, c := range p.Containers {
 			if c.State == registry.Running && hasGPU(c, uuid) {
-				to = append(to, d.containerFact(c, uuid))
+				to = append(to, d.factOf(c, uuid, pages[i]))
 			}
 		}
 	}
@@ -82,16 +82,21 @@ func (d *Daemon) remember(g *gpuState, pods []*registry.Pod, in *policy.Input, p
 	l.version, l.exempt, l.exits = d.facts.version, d.facts.exempt, d.facts.exits
 }
 
-// repeats says whether a sample and everything beside it is what the newest full step went by, so
-// that another step would change nothing. The ledgers were read. The caller holds mu.
-func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*registry.Pod, pages []*podRuntime, now time.Duration) bool {
+// isQuiet says whether nothing is going on on a GPU, and a sample says what that of the newest full
+// step said. The caller holds mu.
+func (d *Daemon) isQuiet(g *gpuState, s *gpu.Sample, now time.Duration) bool {
 	l := &g.last
 	if !l.made || l.waits || g.above || g.rising || len(d.killing) > 0 || !g.machine.Settled() || now-l.at >= stepEvery {
 		return false
 	}
-	if !s.Complete() || s.MemoryErr != nil || s.Memory != l.sample.Memory || !slices.Equal(s.Processes, l.sample.Processes) || !slices.Equal(s.MPS, l.sample.MPS) {
-		return false
-	}
+	return s.Complete() && s.MemoryErr == nil && s.Memory == l.sample.Memory && slices.Equal(s.Processes, l.sample.Processes) && slices.Equal(s.MPS, l.sample.MPS)
+}
+
+// repeats says whether everything beside the sample is what the newest full step went by, too, so
+// that another step would change nothing. The GPU is quiet, and the ledgers were read. The caller
+// holds mu.
+func (d *Daemon) repeats(g *gpuState, number uint64, pods []*registry.Pod, pages []*podRuntime) bool {
+	l := &g.last
 	if l.version != d.facts.version || l.exempt != d.facts.exempt || !d.facts.look() || l.exits != d.facts.exits || !slices.Equal(pods, l.pods) {
 		return false
 	}
@@ -111,7 +116,7 @@ func (d *Daemon) repeats(g *gpuState, number uint64, s *gpu.Sample, pods []*regi
 			}
 		}
 	}
-	l.room = d.containerFacts(l.room[:0], g, pods)
+	l.room = d.containerFacts(l.room[:0], g, pods, pages)
 	return slices.Equal(l.room, l.containers)
 }
 

@@ -29,12 +29,14 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	g.inFlight, g.have = false, true
 	pods := d.reg.PodsOn(uuid)
 	pages := g.pages.of(d, pods)
+	now := d.mono()
+	quiet := d.isQuiet(g, &s, now)
 	for i, p := range pods {
 		if rt := pages[i]; rt != nil && rt.pages != nil {
-			d.readLedger(p, rt)
+			d.lookAtLedger(p, rt, quiet)
 		}
 	}
-	if now := d.mono(); d.repeats(g, number, &s, pods, pages, now) {
+	if quiet && d.repeats(g, number, pods, pages) {
 		d.repeat(g, number, s, now)
 		return
 	}
@@ -49,7 +51,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 			in.Slots = d.slotFacts(in.Slots, p, rt, uuid, number)
 		}
 	}
-	in.Containers = d.containerFacts(g.last.room[:0], g, pods)
+	in.Containers = d.containerFacts(g.last.room[:0], g, pods, pages)
 	d.facts.look()
 	o := d.owners()
 	all, changed := d.doubtful(g, &in, before, s.Processes)
@@ -156,12 +158,17 @@ func hasGPU(c *registry.Container, uuid string) bool {
 }
 
 func (d *Daemon) containerFact(c *registry.Container, uuid string) policy.ContainerFact {
+	return d.factOf(c, uuid, d.runtime[c.Pod().Name])
+}
+
+// factOf is containerFact of a container whose pod has these pages, nil if none.
+func (d *Daemon) factOf(c *registry.Container, uuid string, rt *podRuntime) policy.ContainerFact {
 	f := policy.ContainerFact{
 		ID: c.ID(), Pod: c.Pod().ID(), Name: c.Name,
 		Container: c.ContainerLimits(uuid), PodLimits: c.Pod().PodLimits(uuid),
 		OOMGroup: c.Grant.OOMGroup, Mode: d.modeOf(c), ShimAbsent: c.ShimAbsent,
 	}
-	if rt := d.runtime[c.Pod().Name]; rt != nil && rt.broken != "" {
+	if rt != nil && rt.broken != "" {
 		f.ShimUnknown = true
 		if f.ShimAbsent == "" {
 			f.ShimAbsent = "ledger broken"
