@@ -690,7 +690,7 @@ func (g *Gate) SetExempt(cgroups []uint64) error {
 // Usage is an account.
 type Usage struct {
 	Used                                     uint64 // charged now
-	Charged                                  uint64 // sum of all charges, also of those that were refused then
+	Charged                                  uint64 // sum of all charges, and of those that are being weighed
 	Ended                                    uint64 // of these, the sum of those of which nothing more comes
 	Credited                                 uint64 // sum of all that frees took off
 	Peak                                     uint64 // greatest Used since the reading before that reset it

@@ -85,7 +85,7 @@ struct policy {
 
 struct usage {
 	__u64 used;	   // charged now
-	__u64 charged;	   // sum of all charges, also of those that were refused then
+	__u64 charged;	   // sum of all charges, and of those that are being weighed
 	__u64 ended;	   // sum of those of which nothing more comes
 	__u64 credited;	   // sum of all that frees took off, provisionally or not
 	__u64 peak;	   // greatest `used` since it was last read
@@ -289,8 +289,10 @@ static __always_inline __u32 fit(struct usage *u, const struct policy *p, __u64 
 		__u64 was = *(volatile __u64 *)&u->used;
 		*now = was + size;
 		over = over_what(p, *now, size, *(volatile __u64 *)&u->uvm);
-		if (refuses(p, over))
+		if (refuses(p, over)) {
+			*now = 0; // it never was in `used`
 			return over;
+		}
 		if (__sync_val_compare_and_swap(&u->used, was, *now) == was)
 			goto added;
 	}
@@ -335,7 +337,10 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 				kind = what;
 				limit = what == EV_QUOTA ? p->limit : p->uvm_limit;
 				if (refuses(p, what)) {
-					__sync_fetch_and_add(&u->ended, size);
+					if (now)
+						__sync_fetch_and_add(&u->ended, size);
+					else
+						__sync_fetch_and_sub(&u->charged, size);
 					rc = -ENOMEM;
 					break;
 				}

@@ -14,8 +14,8 @@ import (
 // Account is what the gate has charged a container, as it was read right after a sample.
 type Account struct {
 	UsedBytes     uint64 // now
-	ChargedBytes  uint64 // all that was ever charged, or refused then; read after UsedBytes
-	EndedBytes    uint64 // of it, that of which nothing more comes: the driver has answered, or it was refused
+	ChargedBytes  uint64 // all that was ever charged; read after UsedBytes
+	EndedBytes    uint64 // of it, that of which nothing more comes: the driver has answered
 	CreditedBytes uint64 // all that frees took off
 	PeakBytes     uint64 // the greatest charge since the account was last read
 }

@@ -103,7 +103,7 @@ func TestEveryChargeEnds(t *testing.T) {
 			}
 		}
 		u, err := g.Adjust(id, 0, true)
-		if err != nil || u.Used != 0 || u.Ended != u.Charged || u.Charged != 228*mib || u.Peak != 100*mib {
+		if err != nil || u.Used != 0 || u.Ended != u.Charged || u.Charged != 160*mib || u.Peak != 100*mib {
 			t.Errorf("copies watched %v: %+v, %v", commits, u, err)
 		}
 	}
