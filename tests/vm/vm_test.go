@@ -340,13 +340,14 @@ func TestNode(t *testing.T) {
 	dir := t.TempDir()
 	kernel := kernelOf(t, "newest")
 	g := guest{kernel: kernel, options: lsmOfNewest, host: true, files: map[string]string{"nvidia.ko": filepath.Join(kernel, "nvidia.ko")}}
-	for _, n := range []string{"act.test", "enforcer.test", "daemon.test"} {
+	for _, n := range []string{"act.test", "enforcer.test", "daemon.test", "client-follow"} {
 		g.files[n] = filepath.Join(dir, n)
 	}
 	compile(t, "CGO_ENABLED=0",
 		[]string{"go", "test", "-c", "-o", g.files["act.test"], "../../enforcer/act"},
 		[]string{"go", "test", "-c", "-o", g.files["enforcer.test"], "../enforcer"},
-		[]string{"go", "test", "-c", "-o", g.files["daemon.test"], "./daemon"})
+		[]string{"go", "test", "-c", "-o", g.files["daemon.test"], "./daemon"},
+		[]string{"gcc", "-O2", "-pthread", "-Wall", "-Wextra", "-DFOLLOW", "-o", g.files["client-follow"], "client/client.c", "-ldl"})
 	some := "-test.run '^(TestVictimDiesBystanderLives/unified|TestOOMGroup|TestResize)$'"
 	if os.Getenv("GPUFENCE_GUEST_LONG") == "1" {
 		g.limit = 100 * time.Minute

@@ -4,12 +4,17 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/tests/node"
 )
 
@@ -21,20 +26,26 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+const mib = uint64(1) << 20
+
+// client is tests/vm/client, which keeps the simulated GPU in step.
+const client = "/mnt/client-follow"
+
 // bench is a node in the guest.
 type bench struct {
 	*node.Node
 	t *testing.T
 }
 
-// newBench starts gpufenced over one simulated GPU.
+// newBench starts gpufenced over one simulated GPU, and waits until its gate stands.
 func newBench(t *testing.T, lag time.Duration, config ...string) *bench {
 	t.Helper()
 	b := &bench{t: t}
 	n, err := node.New(t.Context(), node.Options{
-		Dist:   os.Getenv("GPUFENCE_DIST"),
-		Sim:    []string{"--model", "t4", "--memory", "16GiB", "--context-bytes", "64MiB", "--nvml-lag", lag.String()},
-		Config: append([]string{`context = "64Mi"`}, config...),
+		Dist:       os.Getenv("GPUFENCE_DIST"),
+		PodCgroups: true, // most containers' limit is their pod's
+		Sim:        []string{"--model", "t4", "--memory", "16GiB", "--context-bytes", "64MiB", "--nvml-lag", lag.String()},
+		Config:     append([]string{`context = "64Mi"`}, config...),
 	})
 	b.check(err)
 	b.Node = n
@@ -46,6 +57,10 @@ func newBench(t *testing.T, lag time.Duration, config ...string) *bench {
 			t.Errorf("the node is not clean: %v", err)
 		}
 	})
+	gpus, err := n.Client.GPUs(t.Context())
+	b.check(err)
+	// nvidia0 is this GPU.
+	b.check(os.WriteFile("/sys/module/nvidia/parameters/uuid", []byte(gpus[0].UUID), 0))
 	return b
 }
 
@@ -59,6 +74,97 @@ func (b *bench) check(err error) {
 func (b *bench) until(what string, f func() bool) {
 	b.t.Helper()
 	b.check(node.Until(b.t.Context(), what, func() (bool, error) { return f(), nil }))
+}
+
+// gated waits until the gate stands around the node, or a container, at a level, and gives what it says.
+func (b *bench) gated(c *node.Container, level string) (proof string) {
+	b.t.Helper()
+	b.until("the gate stands", func() bool {
+		var fences []api.Fence
+		if c == nil {
+			n, err := b.Client.Node(b.t.Context())
+			b.check(err)
+			fences = n.Fences
+		} else {
+			v, err := c.View(b.t.Context())
+			b.check(err)
+			fences = v.Fences
+		}
+		for _, f := range fences {
+			if f.Name == "gate" {
+				proof = f.Proof + " " + f.Why
+				return f.State == "proven" && strings.Contains(proof, "level "+level)
+			}
+		}
+		return false
+	})
+	return proof
+}
+
+// out is where a client's steps are told.
+func (b *bench) out(name string) string { return b.Path("steps-" + name) }
+
+// program runs steps of the client.
+func (b *bench) program(name string, steps ...string) []string {
+	return append([]string{"/bin/sh", "-c", `out=$1; shift; exec "$0" "$@" >"$out"`, client, b.out(name)}, steps...)
+}
+
+// asks runs steps in a container to their end.
+func (b *bench) asks(c *node.Container, name string, steps ...string) []step {
+	b.t.Helper()
+	p, err := c.Exec(b.t.Context(), false, b.program(name, steps...)...)
+	b.check(err)
+	b.check(p.Await(b.t.Context()))
+	return b.told(name)
+}
+
+// step is what a client said of one.
+type step struct {
+	errno int
+	line  string
+}
+
+func (b *bench) told(name string) []step {
+	b.t.Helper()
+	text, err := os.ReadFile(b.out(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it has not begun
+	}
+	b.check(err)
+	var steps []step
+	for line := range strings.Lines(string(text)) {
+		s := step{line: strings.TrimSpace(line)}
+		if f := strings.Fields(line); len(f) == 4 {
+			s.errno, _ = strconv.Atoi(f[1])
+		}
+		steps = append(steps, s)
+	}
+	return steps
+}
+
+func (b *bench) number(line, word string) uint64 {
+	b.t.Helper()
+	_, rest, ok := strings.Cut(line, word+" ")
+	first, _, _ := strings.Cut(rest, " ")
+	n, err := strconv.ParseUint(first, 10, 64)
+	if !ok || err != nil {
+		b.t.Fatalf("no number %q in %q", word, line)
+	}
+	return n
+}
+
+// events of a container.
+func (b *bench) events(c *node.Container, types ...string) []api.Event {
+	b.t.Helper()
+	all, err := b.Events(b.t.Context(), types...)
+	b.check(err)
+	var out []api.Event
+	for _, e := range all {
+		if e.Container != nil && e.Container.ID == c.Key.ID {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // cgroup is a file of the container's cgroup.
