@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -40,13 +41,22 @@ func (b *bench) stranger() *process {
 // gate is a fence that can keep processes from the GPUs.
 type gate struct {
 	fence.MIG
+	mu     sync.Mutex // the daemon tells it again as cgroups come and go
 	deny   bool
 	exempt []string
 }
 
 func (g *gate) DenyUnmanaged(deny bool, exempt []string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.deny, g.exempt = deny, exempt
 	return nil
+}
+
+func (g *gate) told() (deny bool, exempt []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.deny, g.exempt
 }
 
 // Where no fence keeps processes from the GPUs, unmanaged = "deny" says so as long as it lasts; a
@@ -86,11 +96,12 @@ func TestUnmanagedDenyNeedsAGate(t *testing.T) {
 	b.d.fences = append(b.d.fences, g)
 	b.d.mu.Unlock()
 	reload("deny")
-	if text := said(); text != "" || !g.deny || len(g.exempt) == 0 || !strings.Contains(g.exempt[0], ":/") {
-		t.Errorf("with a gate: it says %q, %+v", text, g)
+	text := said()
+	if deny, exempt := g.told(); text != "" || !deny || len(exempt) == 0 || !strings.Contains(exempt[0], ":/") {
+		t.Errorf("with a gate: it says %q, %v, exempt %q", text, deny, exempt)
 	}
 	reload("kill")
-	if g.deny {
+	if deny, _ := g.told(); deny {
 		t.Error("it denies although policy does not any more")
 	}
 }
