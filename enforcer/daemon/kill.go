@@ -109,8 +109,9 @@ func (d *Daemon) kill(t killTask) {
 		// Counters first: whoever sees the exit must find them.
 		within(func() { d.once("state", t.save()) })
 	}
+	var decided <-chan struct{}
 	if t.decided.Type != "" {
-		within(func() { d.event(t.decided) })
+		decided = within(func() { d.event(t.decided) })
 		within(func() {
 			if err := d.journal.Sync(); err != nil {
 				d.once("journal-sync", err)
@@ -134,6 +135,13 @@ func (d *Daemon) kill(t killTask) {
 		did, err = d.host.KillCgroup(ctx, t.cgroup)
 	} else {
 		did, err = d.host.KillProcess(ctx, t.record.PID, t.record.Start)
+	}
+	if decided != nil {
+		// The signal did not wait for it; what is told of the signal does, so that the journal has them in order.
+		select {
+		case <-decided:
+		case <-ctx.Done():
+		}
 	}
 
 	d.mu.Lock()
@@ -218,8 +226,9 @@ func redo(c *registry.Container) killTask {
 	}
 }
 
-// within runs a step before a kill, for as long as it may take; a step that hangs is left behind.
-func within(f func()) {
+// within runs a step before a kill, for as long as it may take; a step that hangs is left behind, and closes
+// what is given when it is done.
+func within(f func()) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -229,6 +238,7 @@ func within(f func()) {
 	case <-done:
 	case <-time.After(stepBefore):
 	}
+	return done
 }
 
 func newID() string {
