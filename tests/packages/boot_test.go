@@ -304,14 +304,14 @@ func (n *node) ctr(name, runtime, limit string) {
 	})
 }
 
-// containers are those that gpufenced says run.
+// containers are those that gpufenced says run, without the canaries that the agent starts every now and then.
 func (n *node) containers(gpufence string) []api.Container {
 	n.t.Helper()
 	var all []api.Container
 	if out := n.do(gpufence, "ps", "-o", "json"); json.Unmarshal([]byte(out), &all) != nil {
 		n.t.Fatalf("gpufence ps: %s", out)
 	}
-	return slices.DeleteFunc(all, func(c api.Container) bool { return c.State != "running" })
+	return slices.DeleteFunc(all, func(c api.Container) bool { return c.State != "running" || strings.HasPrefix(c.Pod.Name, "canary-") })
 }
 
 // held looks whether a container is where it was: the same process, the same limit, and nothing above it.
