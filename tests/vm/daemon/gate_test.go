@@ -74,3 +74,87 @@ func TestDeadDaemonLeavesItClosed(t *testing.T) {
 		})
 	}
 }
+
+// TestForgedFreesAreKilled: at entry a free is believed at first, so whoever forges frees gets more than its limit, until
+// NVML goes on showing what is said to be freed. Once can be an error, for the second time the container is killed.
+func TestForgedFreesAreKilled(t *testing.T) {
+	level := levels[0]
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, lag := range []time.Duration{0, 200 * time.Millisecond} {
+		t.Run(lag.String(), func(t *testing.T) {
+			// With the usual slack the watch would be as fast.
+			b := newBench(t, lag, append(level.config, `kill-slack = "14Gi"`)...)
+			b.gated(nil, level.name)
+			var steps []string
+			for range 20 {
+				for h := range forged {
+					steps = append(steps, fmt.Sprintf("os64:%d:%d", 40*mib, h+1), "sleep:20")
+				}
+				// It gives back what it got, and waits until that counts, so as to be believed again.
+				for h := range forged {
+					steps = append(steps, fmt.Sprintf("free:%d", h+1))
+				}
+				steps = append(steps, "sleep:2000")
+			}
+			c, err := b.Start(t.Context(), node.Spec{Name: "c", Pod: "forging-pod", Limits: limits(),
+				Program: append([]string{own, forgeWord}, b.program("c", steps...)...)})
+			b.check(err)
+			b.gated(c, level.name)
+			began := time.Now()
+			var most uint64
+			b.until("it is killed", func() bool {
+				v, err := c.View(t.Context())
+				b.check(err)
+				most = max(most, v.GPUs[0].NVML)
+				return !c.Main.Alive()
+			})
+			t.Logf("stand-in, entry, forged frees, lag %s: ended after %.1f s and %d steps, NVML %d MiB at most of a limit of %d",
+				lag, time.Since(began).Seconds(), len(b.told("c")), most/mib, limit)
+			kills := b.events(c, "kill-decided")
+			if !c.Main.Killed() || len(kills) != 1 || !strings.Contains(kills[0].Message, "forged-free") {
+				t.Errorf("%s, %+v", c.Main.Status(), kills)
+			}
+		})
+	}
+}
+
+// TestChurnIsNotRefused: a container frees and allocates at once, again and again, what there is room for only once.
+// NVML is 200 ms behind, and at entry that is neither refused nor taken for forgery.
+func TestChurnIsNotRefused(t *testing.T) {
+	level := levels[0]
+	b := newBench(t, 200*time.Millisecond, level.config...)
+	b.gated(nil, level.name)
+	const bytes = 300 * mib
+	var steps, want []string
+	for i := range 200 {
+		steps = append(steps, fmt.Sprintf("os64:%d:%d", bytes, i+1))
+		want = append(want, fmt.Sprintf("%s 0 0 %d", steps[len(steps)-1], bytes))
+		if i%2 == 0 { // now and then it keeps it for some time
+			steps = append(steps, "sleep:20")
+			want = append(want, fmt.Sprintf("sleep:20 0 0 %d", bytes))
+		}
+		steps = append(steps, fmt.Sprintf("free:%d", i+1))
+		want = append(want, steps[len(steps)-1]+" 0 0 0")
+	}
+	c, err := b.Start(t.Context(), node.Spec{Name: "c", Pod: "churning-pod", Limits: limits(), Program: b.program("c", steps...)})
+	b.check(err)
+	b.gated(c, level.name)
+	began := time.Now()
+	b.check(c.Main.Await(t.Context()))
+	got := b.told("c")
+	t.Logf("stand-in, entry, lag 200ms: %d steps in %.1f s", len(got), time.Since(began).Seconds())
+	if len(got) != len(want) || c.Main.Killed() {
+		t.Errorf("%d steps of %d, %s", len(got), len(want), c.Main.Status())
+	}
+	for i := range min(len(got), len(want)) {
+		if got[i].line != want[i] {
+			t.Fatalf("step %d: %s, want %s", i, got[i].line, want[i])
+		}
+	}
+	if e := b.events(c, "kill", "kill-decided", "gate-refused"); len(e) != 0 {
+		t.Errorf("accused: %+v", e)
+	}
+}

@@ -19,6 +19,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == forgeWord {
+		if err := forge(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "forge:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv("GPUFENCE_GUEST") == "" {
 		fmt.Println("SKIP: these tests run inside the guests of make test-vm")
 		os.Exit(0)
@@ -51,7 +58,7 @@ func newBench(t *testing.T, lag time.Duration, config ...string) *bench {
 	b.Node = n
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("gpufenced said:\n%s", n.DaemonLog())
+			t.Logf("gpufenced said:\n%s\nthe containers said:\n%s", n.DaemonLog(), n.Said())
 		}
 		if err := n.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Errorf("the node is not clean: %v", err)
