@@ -4,6 +4,7 @@ package guest
 
 import (
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,8 +14,9 @@ import (
 )
 
 // holder is a client that has taken memory through a file, and keeps it until it is let go.
-func holder(t *testing.T, dir, socket string, g *bpf.Gate, id, bytes uint64) (letGo func()) {
+func holder(t *testing.T, dir string, g *bpf.Gate, id, bytes uint64) (letGo func()) {
 	t.Helper()
+	socket := filepath.Join(t.TempDir(), "held")
 	before := usage(t, g, id).Used
 	s := start(t, dir, fmt.Sprintf("os64:%d:0", bytes), "send:"+socket)
 	for began := time.Now(); usage(t, g, id).Used != before+bytes; time.Sleep(10 * time.Millisecond) {
@@ -47,8 +49,8 @@ func TestGivenBackOnce(t *testing.T) {
 			t.Errorf("%s: %d KiB charged, want %d", when, int64(u.Used)>>10, want>>10)
 		}
 	}
-	free := holder(t, dir, "/tmp/free", g, id, 60*mib)
-	hold := holder(t, dir, "/tmp/hold", g, id, 30*mib)
+	free := holder(t, dir, g, id, 60*mib)
+	hold := holder(t, dir, g, id, 30*mib)
 	adjust(-60 * mib)
 	used("60 of 90 MiB given back", 30*mib)
 	free()
@@ -61,7 +63,7 @@ func TestGivenBackOnce(t *testing.T) {
 	used("all files are closed", 0)
 
 	// Whose it was is not known: a file that closes first is taken for it, until gpufenced looks again.
-	other, mine := holder(t, dir, "/tmp/other", g, id, 60*mib), holder(t, dir, "/tmp/mine", g, id, 30*mib)
+	other, mine := holder(t, dir, g, id, 60*mib), holder(t, dir, g, id, 30*mib)
 	adjust(-30 * mib)
 	other()
 	used("another file is closed", 30*mib)
@@ -71,11 +73,11 @@ func TestGivenBackOnce(t *testing.T) {
 
 	// What was charged back is given back like everything else.
 	adjust(20 * mib)
-	again := holder(t, dir, "/tmp/again", g, id, 30*mib)
+	again := holder(t, dir, g, id, 30*mib)
 	again()
 	used("charged back, beside a file that is closed", 20*mib)
 	adjust(-20 * mib)
-	again = holder(t, dir, "/tmp/again", g, id, 30*mib)
+	again = holder(t, dir, g, id, 30*mib)
 	again()
 	used("after that", 0)
 }

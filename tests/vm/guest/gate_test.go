@@ -4,6 +4,7 @@ package guest
 
 import (
 	"fmt"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -174,10 +175,11 @@ func TestDevicesThatWereNotGranted(t *testing.T) {
 		}
 	}
 	// A node of its own making is the same device.
-	if err := unix.Mknod("/tmp/mine", unix.S_IFCHR|0o666, int(unix.Mkdev(195, 1))); err != nil {
+	mine := filepath.Join(t.TempDir(), "mine")
+	if err := unix.Mknod(mine, unix.S_IFCHR|0o666, int(unix.Mkdev(195, 1))); err != nil {
 		t.Fatal(err)
 	}
-	if got := client(t, dir, "open:/tmp/mine"); got[0].errno != unix.EPERM && got[0].errno != unix.EACCES {
+	if got := client(t, dir, "open:"+mine); got[0].errno != unix.EPERM && got[0].errno != unix.EACCES {
 		t.Errorf("own node: %+v", got)
 	}
 }
