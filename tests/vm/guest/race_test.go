@@ -67,13 +67,12 @@ func TestLevelIsTrue(t *testing.T) {
 	}
 }
 
-// atStrict gives the gate at its best level, and a container with a limit of 100 MiB; nil where there is no such level.
+// atStrict gives the gate at its best level, and a container with a limit of 100 MiB; it skips where there is no such level.
 func atStrict(t *testing.T) (g *bpf.Gate, dir string, id uint64) {
 	t.Helper()
 	g = opened(t)
 	if g.Carrier() != bpf.CarrierLSM {
-		t.Log("no strict level here: bpf is not among the security modules")
-		return nil, "", 0
+		t.Skip("SKIPPED: no strict level here, bpf is not among the security modules")
 	}
 	watched(t, g)
 	if err := g.Configure(strict()); err != nil {
@@ -93,13 +92,9 @@ const windowTries = 10000
 // it and before the driver does. Each try wins, and nobody lives to use what it got.
 func TestStandInWindowAtStrict(t *testing.T) {
 	if _, how := expected(); how == bpf.CopiesProbe {
-		t.Log("not here: each try takes too long where copies are watched by name; TestStandInRaceAtStrict and the shared file's test are")
-		return
+		t.Skip("SKIPPED: a thousand tries did not end within minutes where copies are watched by name, it is not known why")
 	}
 	g, dir, id := atStrict(t)
-	if g == nil {
-		return
-	}
 	began := time.Now()
 	line := client(t, dir, "anew", fmt.Sprintf("window:%d:%d:%d:%d", windowTries, 64<<10, 900*mib, 100*mib))[1].line
 	t.Logf("stand-in, strict: %s, in %.1f s", line, time.Since(began).Seconds())
@@ -124,9 +119,6 @@ func TestStandInWindowAtStrict(t *testing.T) {
 // and with it what was got. Nobody of the container reaches the driver until that is closed.
 func TestStandInWindowThroughASharedFile(t *testing.T) {
 	g, dir, id := atStrict(t)
-	if g == nil {
-		return
-	}
 	other, otherID := cgroup(t, "other")
 	limit(t, g, otherID, 100*mib)
 	holder := start(t, dir, fmt.Sprintf("sharedwindow:1:%d:%d:%d", 64<<10, 900*mib, 100*mib), "os64:1:9", "send:/tmp/held")
@@ -154,9 +146,6 @@ func TestStandInWindowThroughASharedFile(t *testing.T) {
 // TestStandInDuplicates: at strict an object is duplicated within its container only.
 func TestStandInDuplicates(t *testing.T) {
 	g, dir, _ := atStrict(t)
-	if g == nil {
-		return
-	}
 	const source = 0xc1d00001 // the client's name for itself, as the driver knows it
 	other, otherID := cgroup(t, "other")
 	limit(t, g, otherID, 100*mib)
@@ -207,9 +196,6 @@ const raceTries = 2000
 // TestStandInRaceAtStrict: a thread changes the size again and again, when it likes.
 func TestStandInRaceAtStrict(t *testing.T) {
 	g, dir, id := atStrict(t)
-	if g == nil {
-		return
-	}
 	began := time.Now()
 	got := client(t, dir, "anew", fmt.Sprintf("race:%d:%d:%d:%d", raceTries, 64<<10, 900*mib, 100*mib))
 	line := got[1].line
