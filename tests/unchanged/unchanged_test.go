@@ -185,6 +185,11 @@ func newPlace(t *testing.T) *place {
 	if err := os.Mkdir(p.programs, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	// A sanitizer names the source by the path that the compiler was given. A relative one is the
+	// same wherever this repository lies, also in a folder that is called gpufence.
+	if err := os.CopyFS(filepath.Join(p.programs, "source"), os.DirFS("programs")); err != nil {
+		t.Fatal(err)
+	}
 	p.makePages(t, dist)
 	for _, etc := range []string{p.etc[none], p.etc[file]} {
 		if out, err := exec.CommandContext(t.Context(), "cp", "-a", "/etc", etc).CombinedOutput(); err != nil {
@@ -263,13 +268,9 @@ func (p *place) build(ctx context.Context, pr program) error {
 	if gone := absent(ctx, pr.Packages); len(gone) > 0 {
 		return fmt.Errorf("the program %s cannot be built without %s", pr.Name, strings.Join(gone, ", "))
 	}
-	src, err := filepath.Abs("programs")
-	if err != nil {
-		return err
-	}
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-euc", pr.Build)
 	cmd.Dir = p.programs
-	cmd.Env = append(os.Environ(), "SRC="+src)
+	cmd.Env = append(os.Environ(), "SRC=source")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w: %s", pr.Name, err, out)
 	}
