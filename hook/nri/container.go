@@ -61,13 +61,17 @@ func readContainer(engine quota.Engine, pod *api.PodSandbox, ctr *api.Container)
 		c.input.Mounts = append(c.input.Mounts, plan.Mount{Destination: m.GetDestination(), Source: m.GetSource(), Type: m.GetType(), Options: m.GetOptions()})
 	}
 	for _, d := range ctr.GetLinux().GetDevices() {
-		c.input.Devices = append(c.input.Devices, d.GetPath())
+		c.input.Devices = append(c.input.Devices, nodeOf(d))
 	}
 	c.input.CDINames = cdiNames(ctr.GetAnnotations())
 	c.input.Injected = injected(pod, ctr)
 	c.input.Privileged = privileged(ctr)
 	c.readPlaces()
 	return c
+}
+
+func nodeOf(d *api.LinuxDevice) string {
+	return plan.NodeOf(d.GetPath(), d.GetType(), d.GetMajor(), d.GetMinor())
 }
 
 // cdiNames are the devices that a device plugin asks for by annotations, which a pod cannot set on

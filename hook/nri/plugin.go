@@ -273,7 +273,7 @@ func (p *Plugin) create(ctx context.Context, pod *api.PodSandbox, ctr *api.Conta
 	}
 	devices := slices.Clone(c.input.Devices)
 	for _, d := range adjust.GetLinux().GetDevices() {
-		devices = append(devices, d.GetPath())
+		devices = append(devices, nodeOf(d))
 	}
 	return verdict{adjust: adjust, devices: devices, names: c.input.Injected, exempt: request.Mode != quota.ModeEnforce}, nil
 }
@@ -417,8 +417,8 @@ func validate(v verdict, all *api.ContainerAdjustment) error {
 	}
 	var added []string
 	for _, d := range all.GetLinux().GetDevices() {
-		if !slices.Contains(v.devices, d.GetPath()) {
-			added = append(added, d.GetPath())
+		if node := nodeOf(d); !slices.Contains(v.devices, node) {
+			added = append(added, node)
 		}
 	}
 	added = plan.GPUNodes(added)

@@ -36,6 +36,7 @@ func render(ctr *api.Container, e plan.Edits, grant quota.Grant, p place) (*api.
 			return nil, err
 		}
 	}
+	renderDrops(a, ctr, e)
 	if err := renderEnv(a, ctr.GetEnv(), e, grant); err != nil {
 		return nil, err
 	}
@@ -93,6 +94,18 @@ func renderCDI(a *api.ContainerAdjustment, names, dirs []string) ([]plan.Mount, 
 		a.AddHooks(api.FromOCIHooks(spec.Hooks))
 	}
 	return mounts, nil
+}
+
+// renderDrops takes away what asks a runtime underneath for GPUs.
+func renderDrops(a *api.ContainerAdjustment, ctr *api.Container, e plan.Edits) {
+	for _, destination := range e.DropMounts {
+		a.RemoveMount(destination)
+	}
+	for _, name := range e.DropAnnotations {
+		if _, there := ctr.GetAnnotations()[name]; there { // others are the pod's, which no runtime sees
+			a.RemoveAnnotation(name)
+		}
+	}
 }
 
 const visible = "NVIDIA_VISIBLE_DEVICES"
@@ -262,8 +275,13 @@ func renderHooks(a *api.ContainerAdjustment, have *api.Hooks, hooks []plan.Hook)
 func renderDeny(a *api.ContainerAdjustment, ctr *api.Container, majors []int64) {
 	wildcard := false
 	for _, r := range ctr.GetLinux().GetResources().GetDevices() {
-		if r.GetType() != "b" && (r.GetMajor() == nil || r.GetMajor().GetValue() < 0) {
-			wildcard = r.GetAllow()
+		any := func(n *api.OptionalInt64) bool { return n == nil || n.GetValue() < 0 }
+		switch {
+		case r.GetType() == "b" || !any(r.GetMajor()):
+		case r.GetAllow():
+			wildcard = true
+		case any(r.GetMinor()) && (r.GetAccess() == "" || strings.ContainsRune(r.GetAccess(), 'r') && strings.ContainsRune(r.GetAccess(), 'w')):
+			wildcard = false // all of it is taken back, not some minor or only mknod
 		}
 	}
 	if !wildcard {

@@ -94,7 +94,10 @@ type specView struct {
 			Path string `json:"path"`
 		} `json:"namespaces"`
 		Devices []struct {
-			Path string `json:"path"`
+			Path  string `json:"path"`
+			Type  string `json:"type"`
+			Major int64  `json:"major"`
+			Minor int64  `json:"minor"`
 		} `json:"devices"`
 	} `json:"linux"`
 }
@@ -142,7 +145,7 @@ func readContainer(d *document, engine quota.Engine, id, bundle string) (contain
 	hostPID := true
 	if v.Linux != nil {
 		for _, dev := range v.Linux.Devices {
-			c.input.Devices = append(c.input.Devices, dev.Path)
+			c.input.Devices = append(c.input.Devices, plan.NodeOf(dev.Path, dev.Type, dev.Major, dev.Minor))
 		}
 		for _, ns := range v.Linux.Namespaces {
 			if ns.Type == "pid" && !sameNamespace(ns.Path, "/proc/self/ns/pid") {

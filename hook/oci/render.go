@@ -37,6 +37,7 @@ func render(root *object, e plan.Edits, p place) error {
 		}
 	}
 	for _, step := range []func(*object) error{
+		func(root *object) error { return renderDrops(root, e.DropMounts, e.DropAnnotations) },
 		func(root *object) error { return renderEnv(root, e.UnsetEnv, e.SetEnv) },
 		func(root *object) error { return renderMounts(root, e.Mounts, p) },
 		func(root *object) error { return renderHooks(root, e.Hooks) },
@@ -89,6 +90,42 @@ func renderEnv(root *object, unset, set []string) error {
 		return nil
 	}
 	process.setList("env", env)
+	return nil
+}
+
+// renderDrops takes mounts of /dev/null and annotations away.
+func renderDrops(root *object, destinations, annotations []string) error {
+	if len(destinations) > 0 {
+		old, err := root.list("mounts")
+		if err != nil {
+			return invalid(err)
+		}
+		var mounts []json.RawMessage
+		for i, raw := range old {
+			m, err := parseMount(raw)
+			if err != nil {
+				return invalid(fmt.Errorf("mounts[%d] %w", i, err))
+			}
+			if !slices.Contains(destinations, m.Destination) || path.Clean(m.Source) != "/dev/null" {
+				mounts = append(mounts, raw)
+			}
+		}
+		if !sameList(old, mounts) {
+			root.setList("mounts", mounts)
+		}
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
+	all, err := parseMap(root.get("annotations"))
+	if err != nil {
+		return invalid(fmt.Errorf("annotations %w", err))
+	}
+	before := len(all.members)
+	all.members = slices.DeleteFunc(all.members, func(m member) bool { return slices.Contains(annotations, m.name) })
+	if len(all.members) < before {
+		root.set("annotations", all.bytes())
+	}
 	return nil
 }
 
@@ -308,8 +345,12 @@ func renderDeny(root *object, majors []int64) error {
 		if named {
 			continue // allowed: not here; denied: again below, behind everything
 		}
-		if r.Type != "b" && (r.Major == nil || *r.Major < 0) {
-			wildcard = r.Allow // the last one decides
+		switch {
+		case r.Type == "b" || r.Major != nil && *r.Major >= 0:
+		case r.Allow:
+			wildcard = true
+		case (r.Minor == nil || *r.Minor < 0) && (r.Access == "" || strings.ContainsRune(r.Access, 'r') && strings.ContainsRune(r.Access, 'w')):
+			wildcard = false // all of it is taken back, not some minor or only mknod
 		}
 		rules = append(rules, raw)
 	}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
@@ -32,6 +33,12 @@ const (
 	// void keeps a low-level nvidia-container-runtime from adding anything.
 	visible     = "NVIDIA_VISIBLE_DEVICES"
 	visibleVoid = visible + "=void"
+
+	// Where else that one reads which GPUs to add, before it looks at the variable: annotations, mounts, and,
+	// where its swarm-resource names them, variables that Swarm sets for its generic resources.
+	cdiPrefix     = "cdi.k8s.io/"
+	requestFolder = "/var/run/nvidia-container-devices"
+	swarmPrefix   = "DOCKER_RESOURCE_"
 )
 
 // Ask finds out what a spec asks for. The error is a [*quota.Error] and means that the
@@ -203,6 +210,15 @@ func nodes(in Input) []string {
 	return out
 }
 
+// NodeOf is the path that a character device has on the host: what a node is called in a container says nothing of
+// which GPU it opens. NVIDIA's driver always has the number 195, and its control nodes the last two of the second.
+func NodeOf(name, kind string, major, minor int64) string {
+	if (kind == "c" || kind == "u") && major == 195 && minor >= 0 && minor < 254 {
+		return "/dev/nvidia" + strconv.FormatInt(minor, 10)
+	}
+	return name
+}
+
 // GPUNodes are the paths among some that are GPUs of their own, and those that say which of their MIG
 // instances; other control nodes left out.
 func GPUNodes(paths []string) []string { return nodes(Input{Devices: paths}) }
@@ -268,14 +284,35 @@ func isGPUKind(name string) bool {
 	return class == "gpu" || class == "claim" || strings.HasPrefix(class, "mig-")
 }
 
+// mountRequest is what a mount of /dev/null asks NVIDIA's runtime for, read as that one reads it.
+func mountRequest(m Mount) (id string, ok bool) {
+	rest, ok := strings.CutPrefix(path.Clean("/"+m.Destination), requestFolder)
+	id = strings.Trim(rest, "/")
+	return id, ok && id != "" && path.Clean(m.Source) == "/dev/null"
+}
+
 // volumeMounts is the device plugin's way of naming GPUs by mounts of /dev/null, which takes
 // rights that whoever sets an environment variable need not have.
 func volumeMounts(mounts []Mount) []string {
-	const dir = "/var/run/nvidia-container-devices/"
 	var out []string
 	for _, m := range mounts {
-		id, ok := strings.CutPrefix(path.Clean("/"+m.Destination), dir)
-		if id = withoutReplica(id); ok && path.Clean(m.Source) == "/dev/null" && !strings.Contains(id, "/") && !slices.Contains(out, id) {
+		id, ok := mountRequest(m)
+		if !ok || strings.HasPrefix(id, "imex/") {
+			continue
+		}
+		if id == "void" {
+			return nil
+		}
+		if name, cdi := strings.CutPrefix(id, "cdi/"); cdi {
+			// vendor/class/device, where the last may be a = instead
+			if parts := strings.SplitN(name, "/", 3); len(parts) == 3 && !strings.Contains(name, "=") {
+				name = parts[0] + "/" + parts[1] + "=" + parts[2]
+			}
+			if id = withoutReplica(name); !isGPUKind(id) {
+				continue
+			}
+		}
+		if id = withoutReplica(id); !slices.Contains(out, id) {
 			out = append(out, id)
 		}
 	}
@@ -302,9 +339,9 @@ func isUUID(id string) bool { return strings.HasPrefix(id, "GPU-") || strings.Ha
 func traces(in Input) bool {
 	nvidia := func(p string) bool {
 		p = path.Clean("/" + p)
-		return strings.HasPrefix(p, "/dev/nvidia") || strings.HasPrefix(p, "/dev/simgpu") || strings.HasPrefix(p, "/var/run/nvidia-container-devices")
+		return strings.HasPrefix(p, "/dev/nvidia") || strings.HasPrefix(p, "/dev/simgpu") || strings.HasPrefix(p, requestFolder)
 	}
-	return slices.ContainsFunc(in.Devices, nvidia) ||
+	return len(in.CDINames) > 0 || slices.ContainsFunc(in.Devices, nvidia) ||
 		slices.ContainsFunc(in.Mounts, func(m Mount) bool { return nvidia(m.Destination) }) ||
 		slices.ContainsFunc(in.Env, func(e string) bool { return strings.HasPrefix(e, visible+"=") })
 }
@@ -327,13 +364,13 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	case ActionSkip:
 		return Edits{}, nil
 	case ActionAlone:
-		return alone(), nil
+		return alone(in), nil
 	case ActionPrepare:
 	default:
 		return Edits{}, quota.NewError(quota.CodeInternal, "no plan for the action %q", r.Action)
 	}
 	if len(r.Claimed) > 0 && len(prep.Grant.GPUs) == 0 {
-		return withoutGPU(r)
+		return withoutGPU(in, r)
 	}
 	e := Edits{Hooks: hooks(in, enforce)}
 	if !enforce {
@@ -348,26 +385,56 @@ func Plan(in Input, r Request, prep Prepared) (Edits, error) {
 	}
 	e.Mounts = slices.Clone(prep.Files)
 	e.UnsetEnv = quota.EnvNames()
-	e.SetEnv = append([]string{visibleVoid}, r.Quota.KeepEnv(prep.Grant)...)
-	e.SetEnv = append(e.SetEnv, prep.Env...)
+	e.SetEnv = slices.Concat(voids(in), r.Quota.KeepEnv(prep.Grant), prep.Env)
+	e.DropMounts, e.DropAnnotations = requests(in)
 	return e, nil
 }
 
+// voids are the variables that would have a low-level nvidia-container-runtime add GPUs, set so that it adds none.
+func voids(in Input) []string {
+	out := []string{visibleVoid}
+	for _, e := range in.Env {
+		name, _, _ := strings.Cut(e, "=")
+		if rest, ok := strings.CutPrefix(name, swarmPrefix); ok && strings.Contains(strings.ToUpper(rest), "GPU") && !slices.Contains(out, name+"=void") {
+			out = append(out, name+"=void")
+		}
+	}
+	return out
+}
+
+// requests are what else would: mounts, by their destination as the spec has it, and annotations.
+func requests(in Input) (mounts, annotations []string) {
+	for _, m := range in.Mounts {
+		if id, ok := mountRequest(m); ok && !strings.HasPrefix(id, "imex/") && !slices.Contains(mounts, m.Destination) {
+			mounts = append(mounts, m.Destination)
+		}
+	}
+	for name := range in.Annotations {
+		if strings.HasPrefix(name, cdiPrefix) {
+			annotations = append(annotations, name)
+		}
+	}
+	slices.Sort(annotations)
+	return mounts, annotations
+}
+
 // alone is the plan of a container that has no GPU.
-func alone() Edits {
-	return Edits{SetEnv: []string{visibleVoid}, UnsetEnv: quota.EnvNames(), DenyDevices: true}
+func alone(in Input) Edits {
+	e := Edits{SetEnv: voids(in), UnsetEnv: quota.EnvNames(), DenyDevices: true}
+	e.DropMounts, e.DropAnnotations = requests(in)
+	return e
 }
 
 // withoutGPU is the plan of a container whose environment asks for GPUs that the kubelet did not
 // give it.
-func withoutGPU(r Request) (Edits, error) {
+func withoutGPU(in Input, r Request) (Edits, error) {
 	switch {
 	case r.Mode != quota.ModeEnforce:
 		return Edits{}, nil
 	case r.NoGPU != nil:
 		return Edits{}, r.NoGPU
 	}
-	return alone(), nil
+	return alone(in), nil
 }
 
 // Unclaimed is the notice for a container whose environment asks for GPUs that nobody gave it.

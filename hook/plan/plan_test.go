@@ -111,7 +111,8 @@ func TestAsk(t *testing.T) {
 			in.CDINames = []string{"k8s.gpu.nvidia.com/claim=u", "runtime.nvidia.com/gpu=all", "nvidia.com/mig-1g.10gb=1"}
 		}), action: ActionPrepare, selectors: []string{"k8s.gpu.nvidia.com/claim=u", "runtime.nvidia.com/gpu=all", "nvidia.com/mig-1g.10gb=1"}},
 		{name: "volume mounts", in: pod(all(mounted("/var/run/nvidia-container-devices/"+uuid, "/dev/null"), visibleEnv("all"))), action: ActionPrepare, selectors: []string{uuid}},
-		{name: "volume mounts of something else", in: pod(all(mounted("/var/run/nvidia-container-devices/"+uuid, "/tmp/x"), mounted("/var/run/nvidia-container-devices/a/b", "/dev/null"), mounted("/var/run/nvidia-container-devices", "/dev/null"))), action: ActionAlone},
+		{name: "volume mounts of something else", in: pod(all(mounted("/var/run/nvidia-container-devices/"+uuid, "/tmp/x"), mounted("/var/run/nvidia-container-devices/imex/0", "/dev/null"), mounted("/var/run/nvidia-container-devices", "/dev/null"))), action: ActionAlone},
+		{name: "volume mount of an instance as drivers before R470 name it", in: pod(mounted("/var/run/nvidia-container-devices/MIG-GPU-x/1/2", "/dev/null")), action: ActionPrepare, selectors: []string{"MIG-GPU-x/1/2"}},
 
 		{name: "docker: all", in: docker(visibleEnv("all")), action: ActionPrepare, selectors: []string{"all"}},
 		{name: "docker: indices", in: docker(visibleEnv("1,0")), action: ActionPrepare, selectors: []string{"1", "0"}},
@@ -304,8 +305,13 @@ func apply(in Input, e Edits) Input {
 		}
 	}
 	out.Env = append(out.Env, e.SetEnv...)
+	out.Annotations = maps.Clone(in.Annotations)
+	for _, a := range e.DropAnnotations {
+		delete(out.Annotations, a)
+		out.CDINames = nil
+	}
 	for _, m := range in.Mounts {
-		if !slices.ContainsFunc(e.Mounts, func(f File) bool { return f.Destination == m.Destination }) {
+		if !slices.ContainsFunc(e.Mounts, func(f File) bool { return f.Destination == m.Destination }) && !slices.Contains(e.DropMounts, m.Destination) {
 			out.Mounts = append(out.Mounts, m)
 		}
 	}
@@ -344,6 +350,12 @@ func TestPlanTwiceIsPlanOnce(t *testing.T) {
 		}
 		if rapid.Bool().Draw(t, "mount") {
 			in.Mounts = append(in.Mounts, Mount{Destination: "/data", Source: "/srv"})
+		}
+		if rapid.Bool().Draw(t, "mount request") {
+			in.Mounts = append(in.Mounts, Mount{Destination: "/var/run/nvidia-container-devices/" + uuid, Source: "/dev/null"})
+		}
+		if rapid.Bool().Draw(t, "annotation request") {
+			in.Annotations["cdi.k8s.io/x"], in.CDINames = "nvidia.com/gpu=0", []string{"nvidia.com/gpu=0"}
 		}
 		if rapid.Bool().Draw(t, "stale") { // of an earlier run of the same bundle
 			in.Mounts = append(in.Mounts, Mount{Destination: "/dev/gpufence/limits", Source: "/run/gpufence/pods/old/limits"})

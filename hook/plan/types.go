@@ -104,7 +104,10 @@ type Edits struct {
 	Mounts     []File
 	SetEnv     []string // NAME=value, replacing every earlier one
 	UnsetEnv   []string // names, or a prefix ending in *
-	Hooks      []Hook
+	// DropMounts (destinations of mounts of /dev/null) and DropAnnotations (names) are requests to a low-level
+	// nvidia-container-runtime that go before NVIDIA_VISIBLE_DEVICES there, so that void would not hold.
+	DropMounts, DropAnnotations []string
+	Hooks                       []Hook
 	// DenyDevices: the container must get no NVIDIA device (a GPU-less member of a pod).
 	DenyDevices bool
 }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nri
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+)
+
+// TestNothingElseAsks: what asks a runtime underneath for GPUs is taken away, and a node is known by its numbers.
+func TestNothingElseAsks(t *testing.T) {
+	const request = "/var/run/nvidia-container-devices/all"
+	e, d := newEngine(t), &daemon{}
+	run(t, e, settings(t, e), d)
+	p := pod(map[string]string{"gpufence.dev/memory.max": "4Gi", "cdi.k8s.io/of-the-pod": "nvidia.com/gpu=all"})
+	a, err := e.create(p, ctr("r1", func(c *api.Container) {
+		c.Annotations = map[string]string{"cdi.k8s.io/x": "nvidia.com/gpu=all"}
+		c.Mounts = append(c.Mounts, &api.Mount{Destination: request, Source: "/dev/null", Type: "bind"})
+		c.Linux.Devices = append(c.Linux.Devices, &api.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 1})
+		// A wildcard of which only a part is taken back.
+		c.Linux.Resources = &api.LinuxResources{Devices: []*api.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}, {Allow: false, Type: "c", Minor: api.Int64(5)}}}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.set(func(d *daemon) {
+		if got := d.requests[len(d.requests)-1].Devices.Selectors; !slices.Equal(got, []string{"/dev/nvidia1"}) {
+			t.Errorf("asked for %q", got)
+		}
+	})
+	if !slices.ContainsFunc(a.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == api.MarkForRemoval(request) }) {
+		t.Errorf("mounts %v", a.GetMounts())
+	}
+	if _, gone := a.GetAnnotations()[api.MarkForRemoval("cdi.k8s.io/x")]; !gone || len(a.GetAnnotations()) != 1 {
+		t.Errorf("annotations %v", a.GetAnnotations())
+	}
+
+	// Another plugin that renames a GPU is found out by the numbers, too.
+	connect(t, e, "renames", "95", func(a *api.ContainerAdjustment, _ *api.Container) {
+		a.AddDevice(&api.LinuxDevice{Path: "/dev/harmless", Type: "c", Major: 195, Minor: 2})
+	})
+	if _, err := e.create(p, ctr("r2", func(c *api.Container) {
+		c.Linux.Devices = append(c.Linux.Devices, &api.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: 195})
+	})); err == nil {
+		t.Error("a GPU under another name is not noticed")
+	}
+}
