@@ -341,6 +341,9 @@ func parseAnnotations(annotations map[string]string) (scopes, *Error) {
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
 		key, ok := strings.CutPrefix(name, Domain)
 		if !ok {
+			if meant := misspelt(name); meant != "" {
+				return nil, NewError(CodeUnknownKey, "%s is not a key of gpufence", cut(name)).WithHint("write %s", cut(meant))
+			}
 			continue
 		}
 		switch {
@@ -374,6 +377,22 @@ func parseAnnotations(annotations map[string]string) (scopes, *Error) {
 		}
 	}
 	return out, nil
+}
+
+// misspelt is what was meant by an annotation that is not in our domain and was surely meant to be: its limit would
+// be nobody's, and where nothing is denied the container would run without any.
+func misspelt(name string) string {
+	c := strings.ToLower(strings.TrimSpace(name))
+	if strings.HasPrefix(c, Domain) {
+		return c
+	}
+	product, _, _ := strings.Cut(Domain, ".")
+	for _, k := range keys {
+		if strings.HasPrefix(c, product) && strings.HasPrefix(k.name, "memory.") && strings.HasSuffix(c, k.name) {
+			return Domain + k.name
+		}
+	}
+	return ""
 }
 
 // parseName reads the name of a dotted annotation, without the domain.

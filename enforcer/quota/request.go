@@ -73,6 +73,9 @@ func parse(s Subject, p Policy) (Request, []Notice, *Error) {
 
 	env, names := envMap(s.Env)
 	if accept.Env {
+		if err := checkEnvNames(s.Env); err != nil {
+			return r, nil, err
+		}
 		if err := r.takeEnv(env, names); err != nil {
 			return r, nil, err
 		}
@@ -192,6 +195,24 @@ func envKeys() map[string]string {
 		}
 	}
 	return m
+}
+
+// checkEnvNames refuses what was surely meant to be a variable of ours and is read by nobody.
+func checkEnvNames(env []string) *Error {
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		upper := strings.ToUpper(strings.ReplaceAll(name, ".", "_"))
+		if !strings.HasPrefix(upper, "GPUFENCE_MEM") || strings.HasPrefix(name, envPrefix) {
+			continue
+		}
+		err := NewError(CodeUnknownKey, "%s is not a variable of gpufence", cut(name))
+		all := slices.Sorted(maps.Keys(envKeys()))
+		if near := Nearest(upper, all); near != "" {
+			return err.WithHint("write %s", near)
+		}
+		return err.WithHint("they are %s", strings.Join(all, ", "))
+	}
+	return nil
 }
 
 func (r *Request) takeEnv(env map[string]string, names []string) *Error {
