@@ -477,7 +477,7 @@ func (r *Registry) Remove(c *Container) (podGone bool) {
 }
 
 // Find finds a container by what people call it: an unambiguous beginning of its id, its name,
-// its pod's name, or pod/container. Those that ended give way to those that did not, and earlier
+// its pod's name, pod/container, or either with the pod's namespace before it. Those that ended give way to those that did not, and earlier
 // lives of the same container to the newest.
 func (r *Registry) Find(name string) (*Container, error) {
 	if name == "" {
@@ -489,7 +489,7 @@ func (r *Registry) Find(name string) (*Container, error) {
 		case c.Key.ID == name:
 			return r.newest(c.Key.ID, c), nil
 		case strings.HasPrefix(c.Key.ID, name), c.Name == name, c.pod.Ref.Name == name,
-			c.pod.Ref.Name+"/"+c.Name == name, c.pod.Ref.Namespace+"/"+c.pod.Ref.Name+"/"+c.Name == name:
+			c.pod.Ref.Name+"/"+c.Name == name, c.pod.Ref.Namespace+"/"+c.pod.Ref.Name == name, c.pod.Ref.Namespace+"/"+c.pod.Ref.Name+"/"+c.Name == name:
 			found = append(found, c)
 		}
 	}

@@ -173,7 +173,7 @@ func isAbout(ev *api.Event, key *api.ContainerKey, name string) bool {
 		pod = *ev.Pod
 	}
 	return ev.Container != nil && len(name) >= 4 && strings.HasPrefix(ev.Container.ID, name) ||
-		name != "" && (ev.Name == name || pod.Name == name || pod.Name+"/"+ev.Name == name || pod.Namespace+"/"+pod.Name+"/"+ev.Name == name)
+		name != "" && (ev.Name == name || pod.Name == name || pod.Name+"/"+ev.Name == name || pod.Namespace+"/"+pod.Name == name || pod.Namespace+"/"+pod.Name+"/"+ev.Name == name)
 }
 
 func (a *app) whyTable(ex explanation) error {

@@ -135,9 +135,11 @@ func (p *plugin) ps() *cobra.Command {
 			}
 			node := p.node
 			if len(pods) == 1 {
-				if node, err = p.podNode(cmd.Context(), pods[0]); err != nil {
+				pod, err := p.pod(cmd.Context(), pods[0])
+				if err != nil {
 					return err
 				}
+				node = pod.Spec.NodeName
 			}
 			return p.on(cmd.Context(), agents, node, append([]string{"ps"}, rest...))
 		},
@@ -156,16 +158,16 @@ func cut(cmd *cobra.Command, args []string) ([]string, []string) {
 }
 
 // about is a command that gpufence has for one container.
-func (p *plugin) about(name, short string) *cobra.Command {
+func (p *plugin) about(command, short string) *cobra.Command {
 	return &cobra.Command{
-		Use: name + " POD[/CONTAINER] [-- FLAGS]", Short: short,
+		Use: command + " POD[/CONTAINER] [-- FLAGS]", Short: short,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pods, rest := cut(cmd, args)
 			if len(pods) != 1 {
-				return usagef("%s takes one POD or POD/CONTAINER", name)
+				return usagef("%s takes one POD or POD/CONTAINER", command)
 			}
-			pod, _, _ := strings.Cut(pods[0], "/")
-			node, err := p.podNode(cmd.Context(), pod)
+			name, _, _ := strings.Cut(pods[0], "/")
+			pod, err := p.pod(cmd.Context(), name)
 			if err != nil {
 				return err
 			}
@@ -173,7 +175,8 @@ func (p *plugin) about(name, short string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.on(cmd.Context(), agents, node, append([]string{name, pods[0]}, rest...))
+			// The node may have pods of that name in other namespaces.
+			return p.on(cmd.Context(), agents, pod.Spec.NodeName, append([]string{command, pod.Metadata.Namespace + "/" + pods[0]}, rest...))
 		},
 	}
 }
@@ -181,7 +184,8 @@ func (p *plugin) about(name, short string) *cobra.Command {
 // object is a pod, as far as we look.
 type object struct {
 	Metadata struct {
-		Name string `json:"name"`
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
 	} `json:"metadata"`
 	Spec struct {
 		NodeName string `json:"nodeName"`
@@ -207,22 +211,23 @@ func (p *plugin) get(ctx context.Context, into any, args ...string) error {
 	return nil
 }
 
-func (p *plugin) podNode(ctx context.Context, pod string) (node string, err error) {
-	args := []string{"get", "pod", pod, "-o", "json"}
+// pod is a pod that is on a node.
+func (p *plugin) pod(ctx context.Context, name string) (object, error) {
+	var got object
+	args := []string{"get", "pod", name, "-o", "json"}
 	if p.namespace != "" {
 		args = append(args, "-n", p.namespace)
 	}
-	if pod == "" || strings.HasPrefix(pod, "-") {
-		return "", usagef("%q is not the name of a pod", pod)
+	if name == "" || strings.HasPrefix(name, "-") {
+		return got, usagef("%q is not the name of a pod", name)
 	}
-	var got object
 	if err := p.get(ctx, &got, args...); err != nil {
-		return "", err
+		return got, err
 	}
 	if got.Spec.NodeName == "" {
-		return "", quota.NewError(quota.CodeKubectl, "pod %s is on no node yet (%s)", pod, got.Status.Phase).WithHint("see its events: kubectl describe pod %s", pod)
+		return got, quota.NewError(quota.CodeKubectl, "pod %s is on no node yet (%s)", name, got.Status.Phase).WithHint("see its events: kubectl describe pod %s", name)
 	}
-	return got.Spec.NodeName, nil
+	return got, nil
 }
 
 // agents are the DaemonSet's pods.
