@@ -302,6 +302,11 @@ func TestAgentIsHeldToItsNode(t *testing.T) {
 		return map[string]any{"metadata": map[string]any{"name": "p"}, "spec": map[string]any{"nodeName": on}}
 	}
 	ready, none := map[string]any{"a": "1", "gpufence.dev/ready": "true"}, map[string]any{"a": "1"}
+	with := func(o map[string]any, field string, value any) map[string]any {
+		o["metadata"].(map[string]any)[field] = value
+		return o
+	}
+	raised := map[string]any{"gpufence.dev/memory.max": "max"}
 	for name, c := range map[string]struct {
 		resource    string
 		now, old    map[string]any
@@ -318,6 +323,11 @@ func TestAgentIsHeldToItsNode(t *testing.T) {
 		"the spec":          {"nodes", node("n1", none, true), node("n1", none, false), "gpufence-agent", "n1", true},
 		"a pod of its node": {"pods", pod("n1"), pod("n1"), "gpufence-agent", "n1", false},
 		"a pod elsewhere":   {"pods", pod("n2"), pod("n2"), "gpufence-agent", "n1", true},
+		"a pod's limit":     {"pods", with(pod("n1"), "annotations", raised), pod("n1"), "gpufence-agent", "n1", true},
+		"as it was":         {"pods", with(pod("n1"), "annotations", raised), with(pod("n1"), "annotations", raised), "gpufence-agent", "n1", false},
+		"a pod's labels":    {"pods", with(pod("n1"), "labels", map[string]any{"app": "web"}), pod("n1"), "gpufence-agent", "n1", true},
+		"its annotations":   {"nodes", with(node("n1", none, false), "annotations", map[string]any{"cni": "x"}), node("n1", none, false), "gpufence-agent", "n1", true},
+		"a finalizer":       {"nodes", with(node("n1", none, false), "finalizers", []any{"x"}), node("n1", none, false), "gpufence-agent", "n1", true},
 		"somebody else":     {"nodes", node("n2", none, true), node("n2", ready, false), "admin", "", false},
 	} {
 		user := map[string]any{"username": "system:serviceaccount:gpufence:" + c.user}
