@@ -5,10 +5,11 @@
 //
 // It promises: an event that Append returned has a number greater than every earlier one; it is
 // in memory for readers even if the disk refused it; a line cut short by a crash or a full disk
-// costs that event only. Neither a slow reader nor an fsync holds Append up.
+// costs that event only. Neither a slow reader nor an fsync holds Append up, nor, for longer than
+// [Options.Patience] once, does a disk that hangs: lines are written by a goroutine of their own.
 //
-// Lock order: one lock, held over a write of one line and over a rotation, never over a read of
-// old files nor over fsync.
+// Lock order: mu, which is held over nothing that waits; files, held over a rotation, is taken
+// without it.
 package journal
 
 import (
@@ -24,6 +25,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -38,6 +40,9 @@ type Options struct {
 	Keep     int              // rotated files that stay; 4
 	Memory   int              // events kept in memory for readers; 4096
 	Now      func() time.Time // time.Now
+	// Patience is how long Append waits for the disk; 500 ms. While an earlier event is waited for in
+	// vain it does not wait at all.
+	Patience time.Duration
 }
 
 // Journal is safe for concurrent use.
@@ -46,13 +51,29 @@ type Journal struct {
 	opts Options
 
 	mu     sync.Mutex
-	file   *os.File
-	size   int64
-	torn   bool        // the last write ended within a line
 	last   uint64      // number of the newest event
 	recent []api.Event // oldest first, at most opts.Memory
 	news   chan struct{}
+	lines  chan line // in the order of their numbers; nil: closed
+	lost   uint64    // events that found no room in lines
+	ended  chan struct{}
+
+	behind atomic.Bool // an event was waited for in vain, and lines are not all written since
+
+	files sync.Mutex // a rotation, and opening what it moves
+	file  *os.File   // changed by the writer only, under files
+	size  int64      // the writer's
+	torn  bool       // the writer's: the last write ended within a line
 }
+
+// line is an event as it is written, or, without text, only a question whether those before are.
+type line struct {
+	text []byte
+	done chan error // has room
+}
+
+// maxLines bounds what waits for the disk.
+const maxLines = 1024
 
 // Open continues the journal in the folder, which it makes if need be.
 func Open(dir string, opts Options) (*Journal, error) {
@@ -67,6 +88,9 @@ func Open(dir string, opts Options) (*Journal, error) {
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now
+	}
+	if opts.Patience <= 0 {
+		opts.Patience = 500 * time.Millisecond
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make journal folder: %w", err)
@@ -97,6 +121,8 @@ func Open(dir string, opts Options) (*Journal, error) {
 	if err := j.openFile(); err != nil {
 		return nil, err
 	}
+	j.lines, j.ended = make(chan line, maxLines), make(chan struct{})
+	go j.run(j.lines)
 	return j, nil
 }
 
@@ -137,8 +163,30 @@ func (j *Journal) remember(ev api.Event) {
 }
 
 // Append numbers and dates the event, writes it, and returns it as written. On an error the
-// event is still in memory and reaches readers; only the file lacks it.
+// event is still in memory and reaches readers; only the file lacks it, or has it later.
 func (j *Journal) Append(ev api.Event) (api.Event, error) {
+	ev, written, err := j.take(ev)
+	if err != nil {
+		return ev, err
+	}
+	if j.behind.Load() {
+		return ev, errBehind
+	}
+	patience := time.NewTimer(j.opts.Patience)
+	defer patience.Stop()
+	select {
+	case err := <-written:
+		return ev, err
+	case <-patience.C:
+		j.behind.Store(true)
+		return ev, errBehind
+	}
+}
+
+var errBehind = errors.New("write event: the disk takes no more for the moment")
+
+// take numbers an event and hands it to the writer.
+func (j *Journal) take(ev api.Event) (api.Event, <-chan error, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.last++
@@ -150,21 +198,45 @@ func (j *Journal) Append(ev api.Event) (api.Event, error) {
 	close(j.news)
 	j.news = make(chan struct{})
 
-	line, err := json.Marshal(ev)
+	text, err := json.Marshal(ev)
 	if err != nil {
-		return ev, fmt.Errorf("encode event: %w", err)
+		return ev, nil, fmt.Errorf("encode event: %w", err)
 	}
-	line = append(line, '\n')
-	if j.file == nil {
-		return ev, errors.New("write event: journal is closed")
+	if j.lines == nil {
+		return ev, nil, errors.New("write event: journal is closed")
 	}
-	if j.size > 0 && j.size+int64(len(line)) > j.opts.MaxBytes {
-		if err := j.rotate(); err != nil {
-			// A file that grows too long is better than an event that is lost.
-			return ev, errors.Join(err, j.write(line))
+	l := line{append(text, '\n'), make(chan error, 1)}
+	select {
+	case j.lines <- l:
+		return ev, l.done, nil
+	default:
+		j.lost++
+		return ev, nil, fmt.Errorf("write event: the disk takes no more, %d events were lost to it", j.lost)
+	}
+}
+
+// run writes lines until there come no more.
+func (j *Journal) run(lines <-chan line) {
+	defer close(j.ended)
+	for l := range lines {
+		l.done <- j.put(l.text)
+		if len(lines) == 0 {
+			j.behind.Store(false)
 		}
 	}
-	return ev, j.write(line)
+}
+
+func (j *Journal) put(text []byte) error {
+	if len(text) == 0 {
+		return nil
+	}
+	if j.size > 0 && j.size+int64(len(text)) > j.opts.MaxBytes {
+		if err := j.rotate(); err != nil {
+			// A file that grows too long is better than an event that is lost.
+			return errors.Join(err, j.write(text))
+		}
+	}
+	return j.write(text)
 }
 
 func (j *Journal) write(line []byte) error {
@@ -182,37 +254,86 @@ func (j *Journal) write(line []byte) error {
 	return nil
 }
 
+// rotate begins a new file. Where that fails, however often, no event is lost: the new file is made
+// before anything is moved, and files move up only as far as the first number that is free, so that one
+// that failed in its middle is gone on with.
 func (j *Journal) rotate() error {
-	if err := os.Remove(j.path(j.opts.Keep)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	j.files.Lock()
+	defer j.files.Unlock()
+	fresh, err := os.OpenFile(j.path(0)+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err != nil {
 		return fmt.Errorf("rotate journal: %w", err)
 	}
-	for i := j.opts.Keep - 1; i >= 0; i-- {
-		if err := os.Rename(j.path(i), j.path(i+1)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("rotate journal: %w", err)
-		}
+	if err := j.moveUp(); err != nil {
+		return errors.Join(fmt.Errorf("rotate journal: %w", err), fresh.Close(), os.Remove(fresh.Name()))
 	}
 	old := j.file
-	if err := j.openFile(); err != nil {
-		return err // j.file is still the old one, under its new name
-	}
+	j.file, j.size, j.torn = fresh, 0, false
 	if err := old.Close(); err != nil {
 		return fmt.Errorf("close rotated journal: %w", err)
 	}
 	return nil
 }
 
-// Sync brings what was appended to the disk.
-func (j *Journal) Sync() error {
-	j.mu.Lock()
-	f := j.file
-	j.mu.Unlock()
-	if f == nil {
-		return errors.New("sync journal: it is closed")
+// newSuffix is of a file that is not the newest yet.
+const newSuffix = ".new"
+
+// moveUp gives the files their next numbers, and the new one its name.
+func (j *Journal) moveUp() error {
+	free := 0
+	for ; free <= j.opts.Keep; free++ {
+		_, err := os.Lstat(j.path(free))
+		if errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return err
+		}
 	}
+	if free > j.opts.Keep {
+		free = j.opts.Keep
+		if err := os.Remove(j.path(free)); err != nil {
+			return err
+		}
+	}
+	for i := free - 1; i >= 0; i-- {
+		if err := os.Rename(j.path(i), j.path(i+1)); err != nil {
+			return err
+		}
+	}
+	return os.Rename(j.path(0)+newSuffix, j.path(0))
+}
+
+// Sync brings what was appended to the disk. It waits for it, however long that takes.
+func (j *Journal) Sync() error {
+	written, err := j.question()
+	if err != nil {
+		return fmt.Errorf("sync journal: %w", err)
+	}
+	<-written
+	j.files.Lock()
+	f := j.file
+	j.files.Unlock()
 	if err := f.Sync(); err != nil && !errors.Is(err, os.ErrClosed) { // rotated meanwhile
 		return fmt.Errorf("sync journal: %w", err)
 	}
 	return nil
+}
+
+// question is answered when everything before it is written.
+func (j *Journal) question() (<-chan error, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.lines == nil {
+		return nil, errors.New("it is closed")
+	}
+	q := line{done: make(chan error, 1)}
+	select {
+	case j.lines <- q:
+		return q.done, nil
+	default:
+		return nil, errBehind
+	}
 }
 
 // Dir is the folder that it lies in.
@@ -229,30 +350,33 @@ func (j *Journal) Last() uint64 {
 func (j *Journal) Since(seq uint64, emit func(api.Event) error) error {
 	j.mu.Lock()
 	recent := append([]api.Event(nil), j.recent...)
+	last := j.last
+	j.mu.Unlock()
 	var old []*os.File
 	defer func() {
 		for _, f := range old {
 			_ = f.Close() // only read
 		}
 	}()
-	first := j.last + 1
+	first := last + 1
 	if len(recent) > 0 {
 		first = recent[0].Seq
 	}
 	if first > seq+1 && first > 1 {
+		j.files.Lock()
 		for i := j.opts.Keep; i >= 0; i-- {
 			f, err := os.Open(j.path(i))
 			if errors.Is(err, os.ErrNotExist) {
 				continue
 			}
 			if err != nil {
-				j.mu.Unlock()
+				j.files.Unlock()
 				return fmt.Errorf("read journal: %w", err)
 			}
 			old = append(old, f)
 		}
+		j.files.Unlock()
 	}
-	j.mu.Unlock()
 
 	for _, f := range old {
 		var emitErr error
@@ -299,20 +423,34 @@ func (j *Journal) Wait(ctx context.Context, seq uint64) error {
 	}
 }
 
-// Close ends writing; reading goes on.
+// Close ends writing; reading goes on. A disk that hangs is not waited for.
 func (j *Journal) Close() error {
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.file == nil {
+	lines := j.lines
+	j.lines = nil
+	j.mu.Unlock()
+	if lines == nil {
 		return nil
 	}
-	f := j.file
-	j.file = nil
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("close journal: %w", err)
+	close(lines)
+	done := make(chan error, 1)
+	go func() {
+		<-j.ended
+		done <- errors.Join(j.file.Sync(), j.file.Close())
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("close journal: %w", err)
+		}
+		return nil
+	case <-time.After(closeTime):
+		return fmt.Errorf("close journal: %w", errBehind)
 	}
-	return nil
 }
+
+// closeTime is how long the end waits for the disk.
+const closeTime = 5 * time.Second
 
 // scan calls f for each line that is an event until f returns false. Other lines (cut short by
 // a crash, written by a later version in another form) are passed over: the journal is for

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,11 +17,19 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpufence/gpufence/enforcer/api"
 )
 
+// patience bounds what is waited for; only a hang takes so long.
+const patience = 20 * time.Second
+
 func open(t *testing.T, dir string, opts Options) *Journal {
 	t.Helper()
+	if opts.Patience == 0 {
+		opts.Patience = patience
+	}
 	j, err := Open(dir, opts)
 	if err != nil {
 		t.Fatal(err)
@@ -200,6 +209,154 @@ func TestRotationFails(t *testing.T) {
 	if err != nil || bytes.Count(text, []byte("\n")) != 10 {
 		t.Errorf("%d lines, %v", bytes.Count(text, []byte("\n")), err)
 	}
+}
+
+// TestRotationThatNeverSucceeds: a full disk, or too many open files, keep a new file from being made, and go on to: what
+// there was stays.
+func TestRotationThatNeverSucceeds(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, Options{MaxBytes: 300, Keep: 2, Memory: 1})
+	for i := range 10 {
+		add(t, j, fmt.Sprint("before ", i))
+	}
+	before := len(since(t, j, 0))
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 3
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for i := range 30 {
+		if _, err := j.Append(api.Event{Message: fmt.Sprint("meanwhile ", i)}); err != nil {
+			failed++
+		}
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if failed == 0 {
+		t.Error("nobody heard of it")
+	}
+	if evs := since(t, j, 0); len(evs) < before+30 {
+		t.Errorf("%d events are left of the newest %d", len(evs), before+30)
+	}
+	for i := range 40 {
+		add(t, j, fmt.Sprint("after ", i))
+	}
+	if evs := since(t, j, 0); len(evs) == 0 || evs[len(evs)-1].Message != "after 39" {
+		t.Errorf("it does not go on: %+v", evs)
+	}
+	if _, err := os.Stat(filepath.Join(dir, FileName+newSuffix)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the new file's first name is left: %v", err)
+	}
+}
+
+// TestRotationCutShort: a crash between two renames costs nothing, and the next rotation fills the gap.
+func TestRotationCutShort(t *testing.T) {
+	dir := t.TempDir()
+	opts := Options{MaxBytes: 300, Keep: 3}
+	j := open(t, dir, opts)
+	for i := range 20 {
+		add(t, j, fmt.Sprint("event ", i))
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kept := since(t, open(t, dir, opts), 0)
+	// As if it had been killed with .2 moved to .3, and .3 gone before.
+	if err := os.Rename(j.path(2), j.path(3)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(j.path(0)+newSuffix, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oldest, err := os.ReadFile(j.path(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := open(t, dir, opts)
+	if evs := since(t, k, 0); len(evs) == 0 || evs[len(evs)-1].Seq != kept[len(kept)-1].Seq {
+		t.Errorf("%+v", evs)
+	}
+	first, err := os.ReadFile(k.path(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < 100; i++ {
+		add(t, k, fmt.Sprint("later ", i))
+		if moved, err := os.ReadFile(k.path(2)); err == nil {
+			if !bytes.Equal(moved, first) {
+				t.Error("another file fills the gap than the one before it")
+			}
+			break
+		}
+	}
+	if now, err := os.ReadFile(k.path(3)); err != nil || !bytes.Equal(now, oldest) {
+		t.Errorf("the oldest was thrown away although there was room: %v", err)
+	}
+}
+
+// TestDiskThatHangs: whoever appends does so under locks that everything waits for, so a disk that takes nothing is
+// waited for once, and not for long.
+func TestDiskThatHangs(t *testing.T) {
+	j := open(t, t.TempDir(), Options{Patience: 20 * time.Millisecond, Memory: 3 * maxLines})
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	regular := j.file
+	j.file = w // nothing was handed to the writer yet
+	t.Cleanup(func() {
+		for _, f := range []*os.File{r, regular} {
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	done := make(chan int)
+	const many = 2 * maxLines
+	go func() {
+		failed := 0
+		for range many {
+			if _, err := j.Append(api.Event{Message: strings.Repeat("x", 1000)}); err != nil {
+				failed++
+			}
+		}
+		done <- failed
+	}()
+	select {
+	case failed := <-done:
+		if failed == 0 {
+			t.Error("nobody heard of it")
+		}
+	case <-time.After(patience):
+		t.Fatal("whoever appends hangs with the disk")
+	}
+	if evs := since(t, j, 0); len(evs) != many {
+		t.Errorf("readers see %d events of %d", len(evs), many)
+	}
+	if err := j.Sync(); err == nil {
+		t.Error("synced a disk that takes nothing")
+	}
+	// It takes them again: what had room is written late, and events are written at once from then on.
+	go func() {
+		_, _ = io.Copy(io.Discard, r) // ends with the pipe
+	}()
+	deadline := time.Now().Add(patience)
+	for {
+		if _, err := j.Append(api.Event{Message: "again"}); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it does not recover")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_ = j.Close() // a pipe cannot be synced
 }
 
 func TestEmitError(t *testing.T) {
