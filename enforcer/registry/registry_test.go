@@ -5,6 +5,7 @@ package registry
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -125,6 +126,19 @@ func TestSnapshotsKeepTheirOrder(t *testing.T) {
 	}
 	if got, _, err := s.Load(); err != nil || len(got.Pods()) != 0 {
 		t.Errorf("a deleted pod is back: %v", err)
+	}
+	if len(s.files) != 0 {
+		t.Errorf("%d deleted files are remembered", len(s.files))
+	}
+	// Nor does it replace the file of a pod that has the name next.
+	if err := s.Save(c.Pod()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(late(), old()); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err := s.Load(); err != nil || got.Lookup(c.Key).Counters[gpu].OOM != 1 {
+		t.Errorf("a counter went back: %v", err)
 	}
 }
 

@@ -37,17 +37,20 @@ type header struct {
 type Store struct {
 	dir string
 
-	mu      sync.Mutex
-	newest  uint64            // number of the newest snapshot
-	written map[string]uint64 // by pod: the snapshot that its file is of
+	mu     sync.Mutex
+	newest uint64           // number of the newest snapshot
+	files  map[string]*file // by pod; a copy of one that was deleted holds on to its own
 }
+
+// file is a pod's file. written is the snapshot that it is of, or that it was deleted after.
+type file struct{ written uint64 }
 
 // OpenStore uses a folder, which it makes if need be.
 func OpenStore(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
-	return &Store{dir: dir, written: map[string]uint64{}}, nil
+	return &Store{dir: dir, files: map[string]*file{}}, nil
 }
 
 func (s *Store) path(name string) string { return filepath.Join(s.dir, name+".json") }
@@ -72,16 +75,21 @@ func (s *Store) Snapshot(p *Pod) (write func() error, err error) {
 	defer s.mu.Unlock()
 	s.newest++
 	name, number := p.Name, s.newest
+	f := s.files[name]
+	if f == nil {
+		f = &file{}
+		s.files[name] = f
+	}
 	return func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.written[name] > number {
+		if f.written > number {
 			return nil
 		}
 		if err := WriteFile(s.path(name), text, 0o600); err != nil {
 			return fmt.Errorf("save pod %s: %w", name, err)
 		}
-		s.written[name] = number
+		f.written = number
 		return nil
 	}, nil
 }
@@ -91,7 +99,10 @@ func (s *Store) Delete(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.newest++
-	s.written[name] = s.newest
+	if f := s.files[name]; f != nil {
+		f.written = s.newest
+		delete(s.files, name)
+	}
 	if err := os.Remove(s.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("delete pod's state: %w", err)
 	}
