@@ -530,6 +530,9 @@ func (c *Container) WriteFiles(oomGroup bool, gpus []FileGPU) error {
 	return errors.Join(errs...)
 }
 
+// maxFileBytes is more than any of the files has.
+const maxFileBytes = 64 << 10
+
 // overwrite replaces a file's content on its inode. A reader that comes between write and
 // truncate sees empty lines at the end, never a rest of the old content. The file is opened for it,
 // as most of them hardly ever change: with all of them open, a thousand containers take more
@@ -545,7 +548,11 @@ func overwrite(path string, content []byte) (err error) {
 		return err
 	}
 	out := content
-	if pad := info.Size() - int64(len(content)); pad > 0 {
+	if info.Size() > maxFileBytes { // not by us: nobody reads such a file, and nobody keeps it in memory
+		if err := f.Truncate(int64(len(content))); err != nil {
+			return err
+		}
+	} else if pad := info.Size() - int64(len(content)); pad > 0 {
 		out = append(bytes.Clone(content), bytes.Repeat([]byte("\n"), int(pad))...)
 	}
 	if _, err := f.WriteAt(out, 0); err != nil {
