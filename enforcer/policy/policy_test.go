@@ -528,6 +528,46 @@ func TestProcessThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// TestSlotOfAProcessThatCannotBeRead: its slot stays its own, also when nothing is known of it yet.
+func TestSlotOfAProcessThatCannotBeRead(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		w := newWorld(t, container("a", 8*gib))
+		p := w.shimmed(1, "a", gib)
+		if known {
+			w.steps(3)
+		}
+		p.state = Unreadable
+		for _, change := range []func(*Input){incomplete, func(*Input) {}} {
+			if out := w.step(change); len(out.MarkDying)+len(out.Reclaimable) > 0 {
+				t.Errorf("known %v: marks %+v, reclaims %+v", known, out.MarkDying, out.Reclaimable)
+			}
+		}
+		p.state = Live
+		if w.step(); w.last.Containers["a"].ChargedBytes != gib || w.last.Containers["a"].DyingBytes != 0 {
+			t.Errorf("known %v: %+v", known, w.last.Containers["a"])
+		}
+	}
+}
+
+// TestForgottenContainer: what is left of it is nobody's, also if one comes under its name.
+func TestForgottenContainer(t *testing.T) {
+	w := newWorld(t, container("a", 8*gib))
+	w.bare(1, "a", 2*gib).state = Exited
+	escaped := w.bare(2, "a", gib)
+	w.steps(3)
+	w.g.Forget("a")
+	escaped.container = ""
+	w.conts = nil
+	if out := w.step(); out.DyingBytes != 2*gib || out.UnmanagedBytes != gib {
+		t.Errorf("%+v", out)
+	}
+	w.conts = []ContainerFact{container("a", 8*gib)}
+	w.now += time.Minute
+	if c := w.step().Containers["a"]; c.ChargedBytes+c.DyingBytes+c.StuckBytes+c.NVMLBytes != 0 {
+		t.Errorf("it has what its namesake left: %+v", c)
+	}
+}
+
 func TestKill(t *testing.T) {
 	w := newWorld(t, container("a", 2*gib), container("b", 6*gib))
 	w.bare(1, "a", 2*gib+50*mib)

@@ -46,7 +46,7 @@ func (g *GPU) catchUp() {
 		}
 	}
 	g.foreign = append(g.foreign, foreignUse{g.began[1], g.unmanaged})
-	g.repeats = 0
+	g.answered, g.repeats = g.began[1], 0
 }
 
 // isSettled judges the state after a step.

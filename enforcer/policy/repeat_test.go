@@ -52,6 +52,31 @@ func sameInput(a, b Input) bool {
 	return reflect.DeepEqual(timeless(a), timeless(b))
 }
 
+// TestRepeatAfterALook: whoever looks in between, for room, finds the times of the repeated answers, and so does what comes
+// after.
+func TestRepeatAfterALook(t *testing.T) {
+	w := newWorld(t, container("a", 4*gib))
+	w.shimmed(1, "a", gib)
+	for i := 0; !w.g.Settled(); i++ {
+		if i == 100 {
+			t.Fatal("it does not settle")
+		}
+		w.step()
+	}
+	for range 3 {
+		for range 2 {
+			w.now += 100 * ms
+			w.g.Repeat(w.now - 2*ms)
+		}
+		w.g.MakeRoom(RoomInput{Now: w.now, ShortBytes: 100 * gib, Containers: w.conts, Newest: w.last})
+	}
+	began := w.now - 2*ms
+	w.step()
+	if s := w.g.scopes[Level{Container: "a"}]; s.began[0] != began {
+		t.Errorf("the answer before the last was at %v, and counts as of %v", began, s.began[0])
+	}
+}
+
 // TestRepeat runs two machines through the same history, one of which leaves out the steps that it
 // may: nobody can tell them apart.
 func TestRepeat(t *testing.T) {

@@ -172,6 +172,11 @@ func (g *GPU) Forget(id ContainerID) {
 	delete(g.shims, id)
 	delete(g.scopes, Level{Container: id})
 	delete(g.resizes, Level{Container: id})
+	for _, p := range g.processes {
+		if p.container == id {
+			p.container = ""
+		}
+	}
 }
 
 // ForgetPod drops a pod that has ended.
@@ -491,6 +496,9 @@ func (g *GPU) reclaim(in Input, out *Output) {
 		s := g.slots[slotID{f.Pod, f.Index}]
 		ref := SlotRef{Pod: f.Pod, Index: f.Index, Generation: f.Generation}
 		p := g.processes[procKey{f.PID, f.Start}]
+		if p == nil && g.facts[f.PID].State == Unreadable {
+			continue // nobody can say that it has exited
+		}
 		switch {
 		case f.PID != 0 && (p == nil || p.state == Exited):
 			ref.Exited = true
