@@ -3,6 +3,7 @@
 package plan
 
 import (
+	"errors"
 	"path"
 	"slices"
 	"testing"
@@ -98,6 +99,24 @@ func TestNothingElseAsks(t *testing.T) {
 	}
 	if e, err := Plan(in, r, prepared(uuid)); err != nil || len(e.DropMounts)+len(e.DropAnnotations)+len(e.SetEnv) > 0 {
 		t.Errorf("observe edits: %v %+v", err, e)
+	}
+}
+
+// TestPrivilegedWithoutLimit: what every privileged container of the system meets where gpufence is the default
+// runtime, and what a rule for its namespace does.
+func TestPrivilegedWithoutLimit(t *testing.T) {
+	in := pod(all(noKey, devices("/dev/nvidia0", "/dev/kmsg"), func(in *Input) { in.Privileged = true }))
+	p := quota.DefaultPolicy()
+	if _, err := Ask(in, p); !errors.Is(err, quota.CodeNoLimit) {
+		t.Errorf("got %v", err)
+	}
+	p.Namespaces = []quota.NamespaceRule{{Pattern: "ns", Mode: quota.ModeObserve}}
+	r, err := Ask(in, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := Plan(in, r, Prepared{}); err != nil || len(e.SetEnv)+len(e.UnsetEnv)+len(e.Mounts) > 0 || e.DenyDevices || len(e.Hooks) != 2 {
+		t.Errorf("observed: %v %+v", err, e)
 	}
 }
 

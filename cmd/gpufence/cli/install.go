@@ -261,6 +261,10 @@ func (a *app) runInstall(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return err
 	}
+	if (f.wrap != "" || f.setDefault) && (f.kind == kindContainerd || f.kind == kindCRIO) && plan.Differs() {
+		a.note("pods that are to use every GPU, or are privileged, come through gpufence now, too (device plugin, DCGM, kube-proxy), and start without a limit only " +
+			"where the node's policy lets them: give their namespaces mode = \"observe\"")
+	}
 	want := map[string]string{j.request.Handler: j.request.Wrapper}
 	if j.wrap != "" {
 		want[j.wrap] = j.request.Wrapper
