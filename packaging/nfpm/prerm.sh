@@ -9,6 +9,9 @@ dpkg_runs() { [ -n "${DPKG_MAINTSCRIPT_NAME-}" ] && command -v deb-systemd-helpe
 # Containers see their pages below one of these two.
 fenced() { grep -lsE ' (/dev/gpufence|/run/gpufence-shim)/' /proc/[0-9]*/mountinfo | wc -l; }
 
+# Those of containers without pages, where the shim is off, are known to gpufenced only. Nothing holds what has the level none.
+listed() { gpufence ps 2>/dev/null | grep ' running ' | grep -cv ' none ' || true; }
+
 # Files of the engines that name us.
 configured() {
 	grep -rlsF gpufence-runtime /etc/containerd /etc/crio /etc/docker/daemon.json /etc/containers \
@@ -16,9 +19,9 @@ configured() {
 }
 
 removed() {
-	processes=$(fenced)
-	if [ "$processes" -gt 0 ] && [ "${GPUFENCE_REMOVE-}" != force ]; then
-		echo "gpufence: not removed: $processes processes run in containers that are held to a GPU memory limit, which nothing would enforce any more." >&2
+	processes=$(fenced) containers=$(listed)
+	if [ $((processes + containers)) -gt 0 ] && [ "${GPUFENCE_REMOVE-}" != force ]; then
+		echo "gpufence: not removed: $processes processes and $containers containers with a GPU are held to a GPU memory limit, which nothing would enforce any more." >&2
 		echo "gpufence: end them (gpufence ps), or set GPUFENCE_REMOVE=force" >&2
 		exit 1
 	fi
