@@ -34,6 +34,9 @@ import (
 // PinVersion is the version of the maps' layout, the last element of a folder of pins.
 const PinVersion = "v1"
 
+// MaxDepth is how many levels below the root of the v2 tree a managed cgroup may lie: the programs look no deeper.
+const MaxDepth = 15
+
 // DefaultPinDir is where links and maps are pinned.
 const DefaultPinDir = "/sys/fs/bpf/gpufence/" + PinVersion
 
@@ -180,6 +183,7 @@ type Gate struct {
 	progs   map[string]*ebpf.Program // attached ones, and adjust_usage
 	carrier Carrier
 	copies  Copies
+	earlier bool // copies are watched by programs that an earlier gpufenced attached
 	adopted bool
 	refused error // why copies are not watched in a better way
 }
@@ -275,10 +279,9 @@ func Open(pinDir string, carrier Carrier) (_ *Gate, err error) {
 			}
 		}
 	}
-	for _, how := range []Copies{CopiesBTF, CopiesProbe} {
-		if g.adoptCopies(how) {
-			g.copies = how
-		}
+	// A probe is dead when the module has gone meanwhile, though its link is still there: those are attached anew.
+	if g.adoptCopies(CopiesBTF) {
+		g.copies, g.earlier = CopiesBTF, true
 	}
 	return g, nil
 }
@@ -307,9 +310,13 @@ func (g *Gate) hang(name string, prog *ebpf.Program, spec *ebpf.ProgramSpec) err
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("adopt link %s: %w", name, err)
 	}
-	if old != nil && g.same(name, prog) {
+	if old != nil && !isProbe(spec) && g.same(name, prog) {
+		var err error
+		if before := g.links[name]; before != nil {
+			err = before.Close() // the same link, opened twice
+		}
 		g.links[name] = old
-		return nil
+		return err
 	}
 	l, err := attach(prog, spec)
 	if err != nil {
@@ -329,20 +336,35 @@ func (g *Gate) hang(name string, prog *ebpf.Program, spec *ebpf.ProgramSpec) err
 	if err := prog.Pin(g.path("programs", name)); err != nil {
 		return errors.Join(fmt.Errorf("pin program %s: %w", name, err), l.Close())
 	}
+	before := g.links[name]
 	g.links[name] = l
-	if old != nil {
-		return old.Close() // its pin is gone: this takes it down
+	var errs []error
+	if before != nil {
+		errs = append(errs, before.Close())
 	}
-	return g.keep(name)
+	if old != nil {
+		errs = append(errs, old.Close()) // its pin is gone: this takes it down
+	}
+	return errors.Join(append(errs, g.keep(name))...)
 }
 
+// keep opens the program that is pinned now.
 func (g *Gate) keep(name string) error {
 	p, err := ebpf.LoadPinnedProgram(g.path("programs", name), nil)
 	if err != nil {
 		return fmt.Errorf("open pinned program %s: %w", name, err)
 	}
+	before := g.progs[name]
 	g.progs[name] = p
+	if before != nil {
+		return before.Close()
+	}
 	return nil
+}
+
+// isProbe says whether a program hangs on a function by its name.
+func isProbe(spec *ebpf.ProgramSpec) bool {
+	return strings.HasPrefix(spec.SectionName, "kprobe/") || strings.HasPrefix(spec.SectionName, "kretprobe/")
 }
 
 func (g *Gate) same(name string, prog *ebpf.Program) bool {
@@ -399,7 +421,7 @@ func (g *Gate) letGo(names []string) error {
 // else by name. The settings decide what a copy proves, so set [Settings.Commits] after this, and take it back
 // before [Gate.ReleaseCopies].
 func (g *Gate) AttachCopies() (Copies, error) {
-	if g.copies != CopiesNone {
+	if g.copies != CopiesNone && !g.earlier {
 		return g.copies, nil
 	}
 	spec, err := loadGate()
@@ -423,8 +445,17 @@ func (g *Gate) AttachCopies() (Copies, error) {
 			return nil
 		}()
 		if err == nil {
-			g.copies, g.refused = how, errors.Join(errs...)
+			for _, other := range []Copies{CopiesBTF, CopiesProbe} {
+				if other != how {
+					errs = append(errs, g.letGo(copies[other])) // of an earlier start
+				}
+			}
+			g.copies, g.earlier, g.refused = how, false, errors.Join(errs...)
 			return how, nil
+		}
+		if g.earlier && how == g.copies {
+			g.refused = err
+			return how, nil // those of the earlier gpufenced go on
 		}
 		errs = append(errs, fmt.Errorf("by %s: %w", how, err), g.letGo(copies[how]))
 	}
@@ -448,7 +479,7 @@ func (g *Gate) adoptCopies(how Copies) bool {
 // ReleaseCopies lets the driver's module go, for an upgrade. The doors stay.
 func (g *Gate) ReleaseCopies() error {
 	err := g.letGo(slices.Concat(copies[CopiesBTF], copies[CopiesProbe]))
-	g.copies = CopiesNone
+	g.copies, g.earlier = CopiesNone, false
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -39,6 +40,18 @@ func TestForDriver(t *testing.T) {
 		if a.Known {
 			t.Errorf("%q is said to be recorded, but no GPU was at hand", tt.version)
 		}
+	}
+}
+
+// TestMaxDepth: gpufenced refuses to say that a cgroup is held which the programs do not find.
+func TestMaxDepth(t *testing.T) {
+	text, err := os.ReadFile("src/gate.bpf.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, levels, _ := strings.Cut(string(text), "#define LEVELS ")
+	if levels, _, _ = strings.Cut(levels, " "); levels != strconv.Itoa(MaxDepth+1) {
+		t.Errorf("the programs look at %q levels, the root among them, gpufenced counts on %d below it", levels, MaxDepth)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -345,6 +346,9 @@ func (d *Daemon) configure() {
 	if d.facts != nil {
 		d.facts.exempt++
 	}
+	if d.gate != nil {
+		d.gate.SetSettle(cfg.Settle)
+	}
 }
 
 // lockFolder makes sure that one gpufenced only works on a run folder. The lock goes with the
@@ -523,6 +527,13 @@ func (d *Daemon) once(what string, err error) {
 		d.saidErr[what] = problem{err.Error(), d.now()}
 		d.log.WithField("about", what).WithError(err).Error("something does not work")
 	}
+}
+
+// unsay forgets what was said about what is gone: its name is part of it.
+func (d *Daemon) unsay(name string) {
+	d.seen.mu.Lock()
+	defer d.seen.mu.Unlock()
+	maps.DeleteFunc(d.saidErr, func(what string, _ problem) bool { return strings.Contains(what, name) })
 }
 
 // save writes a pod's file now. The caller holds mu.

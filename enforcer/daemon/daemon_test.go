@@ -7,17 +7,20 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/gpufence/gpufence/enforcer/act"
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/gpu"
 	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/enforcer/registry"
 )
 
 func TestPrepareAndRegister(t *testing.T) {
@@ -711,6 +714,167 @@ func TestSameIDAgain(t *testing.T) {
 	}
 	if list, err := b.d.Containers(context.Background()); err != nil || len(list) != 1 {
 		t.Errorf("list: %+v, %v", list, err)
+	}
+}
+
+// A container that is started again while NVML still lists what its life before held is charged only its own, in its pod,
+// too.
+func TestSameIDBesideWhatItLeft(t *testing.T) {
+	b := newBench(t)
+	b.start()
+	req := request("a", "memory.max=4Gi")
+	first := b.run(req)
+	b.gpu.set(first.pid, 2*gib)
+	b.eventually("the use is seen", func() bool { return b.view("a").GPUs[0].NVML == 2*gib })
+	before := b.d.reg.Lookup(req.Key).ID()
+	b.finish(first) // NVML goes on listing it
+	if err := b.d.Unregister(context.Background(), api.UnregisterRequest{Key: req.Key}); err != nil {
+		t.Fatal(err)
+	}
+	second := b.run(req)
+	b.gpu.set(second.pid, gib)
+	b.eventually("the second's use is seen", func() bool { return b.view("a").GPUs[0].NVML == gib })
+	if g := b.view("a").GPUs[0]; g.Current != gib || g.PodCurrent != gib || g.Dying != 0 || g.PodPeak > 2*gib {
+		t.Errorf("%+v", g)
+	}
+	b.d.mu.Lock()
+	defer b.d.mu.Unlock()
+	if now := b.d.reg.Lookup(req.Key).ID(); now == before {
+		t.Errorf("both lives are called %s", now)
+	}
+	if n := len(b.d.gpus[uuid0].draining); n != 1 {
+		t.Errorf("%d lives before are followed", n)
+	}
+}
+
+// A start that failed after its fences were up leaves none of them behind when another takes its place.
+func TestPreparedAnewIsLowered(t *testing.T) {
+	b := newBench(t)
+	d := b.start()
+	req := request("a", "memory.max=4Gi")
+	b.prepare(req)
+	lowered := &countingFence{}
+	d.mu.Lock()
+	d.fences = append(d.fences, lowered)
+	d.mu.Unlock()
+	b.prepare(request("a", "memory.max=5Gi"))
+	if lowered.lowered != 1 {
+		t.Errorf("lowered %d times", lowered.lowered)
+	}
+}
+
+// countingFence is nowhere up.
+type countingFence struct {
+	fence.MIG
+	lowered int
+}
+
+func (*countingFence) State(fence.Subject, string) fence.Status {
+	return fence.Status{State: fence.Absent}
+}
+func (f *countingFence) Lower(context.Context, fence.Subject) error {
+	f.lowered++
+	return nil
+}
+
+// What did not work about a pod is no problem of the node any more when the pod is forgotten.
+func TestProblemsGoWithTheirPod(t *testing.T) {
+	b := newBench(t)
+	d := b.start()
+	req := request("a", "memory.max=4Gi")
+	b.prepare(req)
+	d.mu.Lock()
+	c := d.reg.Lookup(req.Key)
+	d.once("ledger of "+c.Pod().Name, errors.New("broken"))
+	d.once("cgroup of "+string(c.ID()), errors.New("cannot be read"))
+	d.once("something else", errors.New("broken"))
+	d.remove(c)
+	d.mu.Unlock()
+	for _, p := range d.problems() {
+		if strings.Contains(p.About, " of ") {
+			t.Errorf("%+v", p)
+		}
+	}
+	if len(d.problems()) == 0 {
+		t.Error("all was forgotten")
+	}
+}
+
+// A process that cannot be read for a moment has not exited: its slot is not taken from it.
+func TestSlotOfAProcessThatCannotBeRead(t *testing.T) {
+	b := newBench(t)
+	proc := t.TempDir()
+	link := func(name string, to ...string) {
+		t.Helper()
+		if err := os.Symlink(filepath.Join("/proc", name), filepath.Join(append([]string{proc, name}, to...)...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"sys", "self", strconv.Itoa(os.Getpid())} {
+		link(name)
+	}
+	host, err := act.NewHost(proc, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.host = host
+	b.start()
+	req := request("a", "memory.max=4Gi")
+	resp := b.prepare(req)
+	p := b.container()
+	link(strconv.Itoa(p.pid))
+	if _, err := b.d.Register(context.Background(), api.RegisterRequest{Key: req.Key, PID: p.pid}); err != nil {
+		t.Fatal(err)
+	}
+	other := b.also(p).Process.Pid
+	dir := strconv.Itoa(other)
+	if err := os.MkdirAll(filepath.Join(proc, dir, "cgroup"), 0o755); err != nil { // no file: it cannot be read
+		t.Fatal(err)
+	}
+	for _, name := range []string{"stat", "status", "ns", "task"} {
+		link(filepath.Join(dir, name))
+	}
+	shim := shimOf(t, resp, 0, other)
+	shim.charge(gib)
+	claimed := shim.get(0)
+	b.gpu.set(other, gib)
+	b.eventually("it is found that it cannot be read", func() bool { return len(b.events("gpu-unknown")) > 0 })
+	b.samples(10)
+	if now := shim.get(0); now != claimed {
+		t.Errorf("its slot's owner is %#x, was %#x", now, claimed)
+	}
+	if err := os.Remove(filepath.Join(proc, dir, "cgroup")); err != nil {
+		t.Fatal(err)
+	}
+	link(filepath.Join(dir, "cgroup"))
+	b.eventually("it is charged", func() bool { g := b.view("a").GPUs[0]; return g.Known && g.Current == gib && g.Ledger == gib })
+}
+
+// What was to be killed may have ended by itself: what becomes of its memory is followed all the same, and nothing is
+// signalled after a restart.
+func TestKillOfWhatIsGone(t *testing.T) {
+	b := newBench(t)
+	d := b.start()
+	req := request("a", "memory.max=4Gi")
+	p := b.run(req)
+	other := b.also(p)
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = other.Wait() // killed
+	d.mu.Lock()
+	c := d.reg.Lookup(req.Key)
+	c.Kill = &registry.Kill{ID: "1", GPU: uuid0, Reason: "test", PID: other.Process.Pid, Start: 1}
+	task := killTask{id: c.ID(), record: *c.Kill, cgroup: *c.Cgroup, uuid: uuid0, reason: "test"}
+	d.mu.Unlock()
+	d.kill(task)
+	b.eventually("its memory is found to be free", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return c.Kill.Confirmed
+	})
+	if !p.alive() {
+		t.Error("somebody else was killed")
 	}
 }
 

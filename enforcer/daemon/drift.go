@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/doctor"
+	"github.com/gpufence/gpufence/enforcer/registry"
 )
 
 // driftInterval is how often the engines' configuration is looked at. It changes by hand or by a
@@ -58,7 +59,7 @@ func (d *Daemon) lookAtEngines(root string) error {
 	if !maps.Equal(before, remember) {
 		text, encodeErr := json.Marshal(remember)
 		if encodeErr == nil {
-			encodeErr = replaceFile(path, append(text, '\n'))
+			encodeErr = registry.WriteFile(path, append(text, '\n'), 0o600)
 		}
 		err = errors.Join(err, encodeErr)
 	}

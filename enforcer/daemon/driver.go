@@ -219,6 +219,7 @@ func (d *Daemon) driverChanged(s fence.Subject, before map[string]fence.Status) 
 	if d.closed || c == nil {
 		return
 	}
+	d.show()
 	d.publish(c.Pod())
 	d.writeFiles(c.Pod(), true)
 	for uuid, now := range d.limiter.fence.Reported(s) {

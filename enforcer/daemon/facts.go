@@ -286,6 +286,15 @@ func (f *facts) read(pid int, o owners, now time.Duration, doubtful bool) (polic
 	return out, true, nil
 }
 
+// disown forgets which processes were a container's that is forgotten: who lives is looked at again.
+func (f *facts) disown(id policy.ContainerID) {
+	for _, p := range f.procs {
+		if p.container == id {
+			p.container, p.version = "", 0
+		}
+	}
+}
+
 // use keeps what a step has asked for that still holds.
 func (f *facts) use(pids []int) {
 	for _, pid := range pids {

@@ -23,25 +23,15 @@ import (
 func (d *Daemon) runGate(ctx context.Context) {
 	d.gate.Open(ctx)
 	d.mu.Lock()
-	var subjects []fence.Subject
-	for _, c := range d.reg.Containers() {
-		if c.State == registry.Running && c.Cgroup != nil {
-			subjects = append(subjects, d.subject(c))
-		}
-	}
 	d.gateDriver()
 	// Under mu: who registers meanwhile is raised by itself, and nobody is forgotten between the two.
-	var errs []error
-	for _, s := range subjects {
-		errs = append(errs, d.gate.Resize(ctx, s))
-	}
-	errs = append(errs, d.gate.Adopt())
+	err := errors.Join(d.gateHolds(ctx), d.gate.Adopt())
 	d.denyUnmanaged()
 	d.mu.Unlock()
-	d.once("gate", errors.Join(errs...))
+	d.once("gate", err)
 	d.group.Go(func() { d.runExempt(ctx) })
 	told := gateTold{perSecond: gateEventsPerSecond, of: map[gateWhom]*gateBudget{}}
-	err := d.gate.Events(ctx, func(e fence.Denial) {
+	err = d.gate.Events(ctx, func(e fence.Denial) {
 		d.gateDenied(e, told.take(gateWhom{e.Container, e.Kind == bpf.Changed}, d.mono()))
 	})
 	if err != nil && ctx.Err() == nil {
@@ -51,7 +41,25 @@ func (d *Daemon) runGate(ctx context.Context) {
 	d.once("gate", d.gate.Close())
 }
 
-// runExempt keeps the kernel's list of exempt cgroups that of those that there are.
+// gateHolds puts the gate around all that run. The caller holds mu.
+func (d *Daemon) gateHolds(ctx context.Context) error { return d.gateAround(ctx, d.reg.Containers()) }
+
+// gateFollows tells the gate of changed limits of a pod. The caller holds mu.
+func (d *Daemon) gateFollows(p *registry.Pod) {
+	d.once("gate of pod "+p.Name, d.gateAround(context.Background(), p.Containers))
+}
+
+func (d *Daemon) gateAround(ctx context.Context, containers []*registry.Container) error {
+	var errs []error
+	for _, c := range containers {
+		if c.State == registry.Running && c.Cgroup != nil {
+			errs = append(errs, d.gate.Resize(ctx, d.subject(c)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// runExempt keeps the kernel's lists of exempt cgroups and of guarded devices those of what there is.
 func (d *Daemon) runExempt(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
@@ -61,6 +69,7 @@ func (d *Daemon) runExempt(ctx context.Context) {
 			return
 		case <-t.C:
 			d.once("unmanaged-exempt", d.gate.RefreshExempt())
+			d.once("gate's devices", d.gate.RefreshDevices())
 		}
 	}
 }
@@ -183,9 +192,13 @@ func (d *Daemon) gateSample(g *gpuState, out *policy.Output) {
 	if !out.Known || !d.gate.Up() {
 		return
 	}
-	processes := map[policy.ContainerID]uint64{}
+	// What nobody asks for is the contexts of those that NVML lists. How many slots a container has, and what it says in
+	// them of managed memory, is its own word, and would hide what it has forged.
+	contexts := map[policy.ContainerID]uint64{}
 	for _, p := range out.Processes {
-		processes[p.Container]++
+		if p.Listed && p.State == "live" {
+			contexts[p.Container]++
+		}
 	}
 	for id, st := range out.Containers {
 		c := d.reg.ByID(id)
@@ -193,7 +206,7 @@ func (d *Daemon) gateSample(g *gpuState, out *policy.Output) {
 			continue
 		}
 		// What ends is listed until NVML lets it go, and the gate has given it back.
-		kill, why, err := d.gate.Sample(id, g.info.UUID, g.outAt, st.NVMLBytes-min(st.NVMLBytes, st.SharedBytes), processes[id]*g.quota.ContextBytes+st.ManagedBytes)
+		kill, why, err := d.gate.Sample(id, g.info.UUID, g.outAt, g.outAt-g.sample.Began, st.NVMLBytes-min(st.NVMLBytes, st.SharedBytes), contexts[id]*g.quota.ContextBytes)
 		d.once("gate of "+string(id), err)
 		if !kill || d.modeOf(c) != quota.ModeEnforce {
 			continue

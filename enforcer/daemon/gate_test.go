@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/bpf"
+	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/config"
 	"github.com/gpufence/gpufence/enforcer/fence"
+	"github.com/gpufence/gpufence/enforcer/ledger"
 	"github.com/gpufence/gpufence/enforcer/policy"
 )
 
@@ -186,6 +188,117 @@ func TestForgedFreeOfAQuietContainer(t *testing.T) {
 	decided := b.events("kill-decided")
 	if len(decided) != 1 || decided[0].Container == nil || decided[0].Container.ID != "liar" || !strings.HasPrefix(decided[0].Message, "forged-free: ") || decided[0].GPU != uuid0 {
 		t.Errorf("%+v", decided)
+	}
+}
+
+// TestForgedFreeBehindForgedSlots: what a container writes into its slots, and how many it has, hides nothing.
+func TestForgedFreeBehindForgedSlots(t *testing.T) {
+	b, k := gateBench(t, func(c *config.Config) { c.ContextBytes = 512 * mib })
+	b.start()
+	req := request("liar", "memory.max=8Gi")
+	resp := b.prepare(req)
+	c := b.run(req)
+	own := k.account(t)
+	for i := range 8 { // of processes that have no context
+		shimOf(t, resp, i, b.also(c).Process.Pid)
+	}
+	shim := shimOf(t, resp, 8, c.pid)
+	shim.charge(4 * gib)
+	shim.put(0x80+8, shim.gen<<40|8*gib/ledger.UnitBytes) // managed
+	k.change(own, func(u *bpf.Usage) {
+		u.Used, u.Charged, u.Ended, u.Peak = 4*gib, 4*gib, 4*gib, 4*gib
+		b.gpu.set(c.pid, 4*gib)
+	})
+	b.eventually("its lie is seen", func() bool { g := b.view("liar").GPUs[0]; return g.Managed == 8*gib && g.NVML == 4*gib })
+	b.samples(60)
+	k.change(own, func(u *bpf.Usage) { u.Used, u.Credited = 0, u.Credited+u.Used })
+	b.eventually("it is charged back", func() bool {
+		u, err := k.Adjust(own, 0, false)
+		return err == nil && u.Used >= 3*gib // less what may be one context, and the driver's own
+	})
+}
+
+// TestGateOfAnInstance: the gate learns which GPU a MIG instance is of as soon as NVML says so, and after a restart, too.
+func TestGateOfAnInstance(t *testing.T) {
+	b, k := gateBench(t)
+	proc := filepath.Join(b.gate.Proc, "driver/nvidia/gpus/1/information")
+	if err := os.MkdirAll(filepath.Dir(proc), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(proc, []byte("GPU UUID: "+uuid1+"\nDevice Minor: 7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.nvml.gpus = append(b.nvml.gpus, splitGPU(mig0)...)
+	b.start()
+	req := request("a", "memory.max=4Gi")
+	req.Devices.Selectors, req.Devices.Present = []string{mig0}, true
+	c := b.run(req)
+	own := k.account(t)
+	granted := func() (minors []int) {
+		k.locked(func() { minors = k.policies[own].Minors })
+		return minors
+	}
+	if !slices.Equal(granted(), []int{7}) {
+		t.Errorf("nodes %v, want that of its GPU", granted())
+	}
+	b.drop()
+	k.locked(func() { k.policies[own] = bpf.Policy{} })
+	b.start()
+	b.eventually("it is raised again when NVML has said it", func() bool { return slices.Equal(granted(), []int{7}) })
+	if !c.alive() {
+		t.Error("it was killed")
+	}
+}
+
+// TestGateFollowsLimits: the kernel's limit is that of the grant, however that changes while the container runs, and a
+// gate that is to refuse nothing lets everything pass.
+func TestGateFollowsLimits(t *testing.T) {
+	b, k := gateBench(t, func(c *config.Config) { c.Unmanaged = "deny" })
+	b.start()
+	c := b.run(request("a", "memory.max=4Gi"))
+	own := k.account(t)
+	holds := func(want uint64, enforce bool) (ok bool) {
+		k.locked(func() {
+			p := k.policies[own]
+			ok = p.LimitBytes == want+max(16*mib, want/100) && p.Enforce == enforce && k.settings.CloseUnmanaged == enforce
+		})
+		return ok
+	}
+	set := func(value string) {
+		t.Helper()
+		resp, err := b.d.Set(context.Background(), "a", api.SetRequest{Values: map[string]string{"memory.max": value}, Wait: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range resp.Resizes {
+			if r.State != policy.ResizeDone {
+				t.Fatalf("%+v", r)
+			}
+		}
+	}
+	b.eventually("the gate is up", func() bool { return holds(4*gib, true) })
+	set("6Gi")
+	if !holds(6*gib, true) {
+		t.Error("the limit has grown, and the kernel was not told")
+	}
+	set("2Gi")
+	if !holds(2*gib, true) {
+		t.Error("the limit has shrunk, and the kernel was not told")
+	}
+	if _, err := b.d.Disable(context.Background(), api.SwitchRequest{Reason: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	if !holds(2*gib, false) {
+		t.Error("gpufence is disabled, and the kernel refuses")
+	}
+	if _, err := b.d.Resume(context.Background(), api.SwitchRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if !holds(2*gib, true) {
+		t.Error("gpufence is resumed, and the kernel lets pass")
+	}
+	if !c.alive() {
+		t.Error("it was killed")
 	}
 }
 

@@ -47,12 +47,11 @@ func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
 		Group: k.Group, PID: k.PID, Start: k.Start,
 	}
 	record, pod := *c.Kill, c.Pod()
-	d.dirty[pod.Name] = true // until housekeeping has seen it written
-	write, err := d.store.Snapshot(pod)
-	if err != nil {
+	// Counters first: whoever sees the exit must find them, and whoever reads them never finds less.
+	if err := d.save(pod); err != nil {
 		d.once("state", err)
 	}
-	d.writeFiles(pod, true) // memory, not disk
+	d.writeFiles(pod, true)
 	decided := about(c, api.Event{
 		ID: record.ID, Type: "kill-decided", GPU: g.info.UUID, Message: k.Reason, Numbers: killNumbers(k), MonotonicNS: int64(d.mono()),
 	})
@@ -60,7 +59,7 @@ func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
 		decided.Candidates = append(decided.Candidates, api.Candidate{Name: cand.Name, Used: cand.UsedBytes, Max: cand.MaxBytes})
 	}
 	t := killTask{
-		save: write, id: c.ID(), record: record, cgroup: *c.Cgroup, uuid: g.info.UUID, decided: decided, log: c.TerminationLog,
+		id: c.ID(), record: record, cgroup: *c.Cgroup, uuid: g.info.UUID, decided: decided, log: c.TerminationLog,
 		message: "gpufence: " + strings.TrimPrefix(k.Message, "gpufence: "), numbers: killNumbers(k), reason: k.Reason,
 	}
 	d.launch(t)
@@ -91,7 +90,6 @@ func (d *Daemon) killForeign(g *gpuState, k *policy.Kill) {
 
 // killTask is everything that a kill needs, by value.
 type killTask struct {
-	save    func() error
 	id      policy.ContainerID
 	record  registry.Kill
 	cgroup  act.Cgroup
@@ -105,10 +103,6 @@ type killTask struct {
 
 // kill goes through the order of steps; only the last one may not fail.
 func (d *Daemon) kill(t killTask) {
-	if t.save != nil {
-		// Counters first: whoever sees the exit must find them.
-		within(func() { d.once("state", t.save()) })
-	}
 	var decided <-chan struct{}
 	if t.decided.Type != "" {
 		decided = within(func() { d.event(t.decided) })
@@ -156,8 +150,12 @@ func (d *Daemon) kill(t killTask) {
 	c := d.reg.ByID(t.id)
 	if c != nil {
 		ev = about(c, ev)
-		if c.Kill != nil && c.Kill.ID == t.record.ID && did.SentAt != 0 {
-			c.Kill.SentNS = int64(did.SentAt)
+		sent := did.SentAt
+		if sent == 0 && (err == nil || errors.Is(err, act.ErrGone)) {
+			sent = d.mono() // it ended before: that its memory comes back is followed all the same
+		}
+		if c.Kill != nil && c.Kill.ID == t.record.ID && sent != 0 {
+			c.Kill.SentNS = int64(sent)
 			if err := d.save(c.Pod()); err != nil {
 				d.once("state", err)
 			}

@@ -199,6 +199,8 @@ func (d *Daemon) takeDevices(ctx context.Context, devices []gpu.Device, split []
 		g.quota = gpu.Quota(info, gpu.Reserve{Bytes: d.cfg.ReserveBytes, Share: d.cfg.ReserveShare}, d.cfg.ContextBytes)
 		g.sampler = gpu.NewSampler(dev)
 	}
+	// Whose instances those are that run, and which devices there are, is known now.
+	d.once("gate", d.gateHolds(ctx))
 	defer d.dropGone()
 	for uuid, g := range d.gpus {
 		if g.gone || slices.Contains(d.order, uuid) {

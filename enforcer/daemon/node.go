@@ -120,25 +120,9 @@ func (d *Daemon) writeSwitch(sw api.Switch) error {
 		if err != nil {
 			return fmt.Errorf("encode the switch: %w", err)
 		}
-		if err := replaceFile(path, append(text, '\n')); err != nil {
+		if err := registry.WriteFile(path, append(text, '\n'), 0o600); err != nil {
 			return fmt.Errorf("keep the switch: %w", err)
 		}
-	}
-	return nil
-}
-
-// replaceFile writes beside and renames.
-func replaceFile(path string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
 }
@@ -165,6 +149,9 @@ func (d *Daemon) throw(position, reason, what string) error {
 		what += ": " + reason
 	}
 	d.event(api.Event{Type: kind, Message: what})
+	d.once("gate", d.gateHolds(context.Background()))
+	d.denyUnmanaged()
+	d.tellDriver()
 	for _, p := range d.reg.Pods() {
 		d.publish(p)
 	}
@@ -395,7 +382,7 @@ func (d *Daemon) Reload(context.Context, api.ReloadRequest) (api.ConfigInfo, err
 	merged, wait := config.Reloaded(d.cfg, l.Config)
 	d.cfg = merged
 	d.configure()
-	d.shimLib = shimLibrary(merged.ShimLibrary)
+	d.shimLib, d.shim32 = shimLibrary(merged.ShimLibrary), merged.ShimLibrary32
 	for _, g := range d.gpus {
 		g.quota = gpu.Quota(g.info, gpu.Reserve{Bytes: merged.ReserveBytes, Share: merged.ReserveShare}, merged.ContextBytes)
 	}

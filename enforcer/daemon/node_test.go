@@ -283,7 +283,7 @@ func TestSwitchThatCannotBeKept(t *testing.T) {
 	if n, err := d.Node(ctxb()); err != nil || n.Switch.Position != api.SwitchRunning {
 		t.Errorf("thrown without being kept: %+v, %v", n.Switch, err)
 	}
-	left, err := filepath.Glob(filepath.Join(b.cfg.RunDir, ".switch*"))
+	left, err := filepath.Glob(filepath.Join(b.cfg.RunDir, ".tmp-*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}

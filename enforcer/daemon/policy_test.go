@@ -258,6 +258,38 @@ func TestRoomForAGuarantee(t *testing.T) {
 	}
 }
 
+// Nobody has to go on one GPU for a container that another one refuses all the same.
+func TestNoRoomForWhatIsRefusedElsewhere(t *testing.T) {
+	b := newBench(t, func(c *config.Config) { c.Admit = "kill-over-min" })
+	b.nvml.gpus = append(b.nvml.gpus, newFakeGPU(1, uuid1))
+	b.start()
+	on := func(req api.PrepareRequest, selectors ...string) api.PrepareRequest {
+		req.Devices.Selectors = selectors
+		return req
+	}
+	greedy := b.run(request("greedy", "memory.max=14Gi", "memory.min=2Gi"))
+	b.run(on(request("full", "memory.max=15Gi"), "1"))
+	b.gpu.set(greedy.pid, 13*gib)
+	b.eventually("the use is seen", func() bool { return b.view("greedy").GPUs[0].NVML == 13*gib })
+	b.samples(3)
+	_, err := b.d.Prepare(context.Background(), on(request("new", "memory.max=4Gi"), "0", "1"))
+	wantCode(t, err, quota.CodeUnavailable)
+	if !greedy.alive() || len(b.events("kill-decided")) != 0 {
+		t.Errorf("somebody was killed for it: %+v", b.events("kill-decided"))
+	}
+	// Where that is all that is missing, it is made.
+	go func() {
+		<-greedy.done
+		b.gpu.set(greedy.pid, 0)
+	}()
+	if _, err := b.d.Prepare(context.Background(), on(request("small", "memory.max=4Gi", "memory.min=4Gi"), "0")); err != nil {
+		t.Fatal(err)
+	}
+	if greedy.alive() {
+		t.Error("nobody made room")
+	}
+}
+
 func TestPlacement(t *testing.T) {
 	for placement, want := range map[string][]string{"spread": {uuid1, uuid0, uuid1, uuid0}, "binpack": {uuid0, uuid0, uuid1, uuid1}} {
 		t.Run(placement, func(t *testing.T) {

@@ -382,19 +382,30 @@ func (d *Daemon) wants(key api.ContainerKey, pod *registry.Pod, grant quota.Gran
 // waiting may help.
 func (d *Daemon) admitContainer(req api.PrepareRequest, pol quota.Policy, grant quota.Grant) (transient bool, err error) {
 	pod := d.reg.Pod(registry.PodName(req.Key.Engine, req.Key.Scope, req.Pod.ID))
-	for _, g := range grant.GPUs {
-		if wait, err := d.usable(g.UUID); err != nil {
-			return wait, err
-		}
-		want := d.wants(req.Key, pod, grant, g.UUID)
-		if err := d.unmanagedDenied(d.gpus[g.UUID], want); err != nil {
-			return d.pol.UnmanagedKill, err // those that are being killed are gone soon
-		}
-		if transient, err := d.admit(g.UUID, pod, req.Pod.Namespace, pol, want); err != nil {
-			return transient, err
+	for _, makeRoom := range d.roomTurns(len(grant.GPUs)) {
+		for _, g := range grant.GPUs {
+			if wait, err := d.usable(g.UUID); err != nil {
+				return wait, err
+			}
+			want := d.wants(req.Key, pod, grant, g.UUID)
+			if err := d.unmanagedDenied(d.gpus[g.UUID], want); err != nil {
+				return d.pol.UnmanagedKill, err // those that are being killed are gone soon
+			}
+			if transient, err := d.admit(g.UUID, pod, req.Pod.Namespace, pol, want, makeRoom); err != nil {
+				return transient, err
+			}
 		}
 	}
 	return false, nil
+}
+
+// roomTurns is how often so many GPUs are asked, and whether room is made then: nobody has to go on one of them for what
+// another refuses all the same.
+func (d *Daemon) roomTurns(gpus int) []bool {
+	if gpus > 1 && d.cfg.Admit == "kill-over-min" {
+		return []bool{false, true}
+	}
+	return []bool{true}
 }
 
 func limits(m map[string]quota.Limits, uuid string) quota.Limits {
@@ -422,8 +433,9 @@ func (d *Daemon) asksOtherwise(p *registry.Pod, grant quota.Grant) bool {
 	})
 }
 
-// admit asks whether a pod may be promised want bytes in all on a GPU.
-func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quota.Policy, want uint64) (transient bool, err error) {
+// admit asks whether a pod may be promised want bytes in all on a GPU. Where somebody could make room for it, he has to if
+// makeRoom says so, and else that is no refusal.
+func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quota.Policy, want uint64, makeRoom bool) (transient bool, err error) {
 	g := d.gpus[uuid]
 	in := d.admitInput(g, pod, want)
 	var inNamespace uint64
@@ -444,6 +456,9 @@ func (d *Daemon) admit(uuid string, pod *registry.Pod, namespace string, pol quo
 		}
 		wait := no.Transient
 		if d.cfg.Admit == "kill-over-min" && pol.Mode == quota.ModeEnforce && no.ShortBytes > 0 && !no.Transient {
+			if !makeRoom {
+				return false, nil
+			}
 			wait = d.makeRoom(g, pod, no.ShortBytes)
 		}
 		return wait, quota.NewError(quota.CodeUnavailable, "GPUMemoryUnavailable: %s", no.Sentence).
@@ -533,10 +548,16 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 			return nil, err
 		}
 	}
+	var next uint32
 	if old := d.reg.Lookup(req.Key); old != nil {
+		if old.Pod().Name == registry.PodName(req.Key.Engine, req.Key.Scope, req.Pod.ID) {
+			next = old.Pod().NextIndex
+		}
 		d.remove(old)
 	}
 	p := d.reg.EnsurePod(req.Key.Engine, req.Key.Scope, req.Pod, d.bootID)
+	// What the life before has left is followed under its own name.
+	p.NextIndex = max(p.NextIndex, next)
 	p.Ref = req.Pod
 	fresh := !p.Active()
 	c := &registry.Container{
@@ -586,6 +607,7 @@ func (d *Daemon) add(req api.PrepareRequest, grant quota.Grant, mark string, not
 	if err := d.save(p); err != nil {
 		return undo(stateError(err))
 	}
+	d.gateFollows(p) // it may have brought other limits of the pod
 	d.publish(p)
 	d.facts.version++
 	d.event(about(c, api.Event{Type: "prepared", GPU: c.Grant.GPUs[0].UUID, Message: fmt.Sprintf("%s is granted %s", c.Display(), describe(c))}))

@@ -80,7 +80,7 @@ func (d *Daemon) recover() error {
 func (d *Daemon) endedMeanwhile(c *registry.Container) bool {
 	exists, err := d.host.Exists(*c.Cgroup)
 	if err != nil {
-		d.once("cgroup "+c.Cgroup.Path, err)
+		d.once("cgroup of "+string(c.ID()), err)
 		return false
 	}
 	return !exists

@@ -18,6 +18,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/ledger"
+	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/enforcer/registry"
 )
@@ -176,6 +177,14 @@ func (d *Daemon) subject(c *registry.Container) fence.Subject {
 	grant := c.Grant
 	grant.Pod = c.Pod().Limits // what holds now, not what it started with
 	s := fence.Subject{ID: c.ID(), Grant: grant, ShimAbsent: c.ShimAbsent, Observed: d.modeOf(c) != quota.ModeEnforce}
+	for _, g := range grant.GPUs {
+		if gs := d.gpus[g.UUID]; gs != nil && gs.info.Parent != "" {
+			if s.Parents == nil {
+				s.Parents = map[string]string{}
+			}
+			s.Parents[g.UUID] = gs.info.Parent
+		}
+	}
 	if c.Cgroup != nil {
 		d.locate(&s, c, *c.Cgroup)
 	}
@@ -196,16 +205,18 @@ func (d *Daemon) finishRegister(req api.RegisterRequest, subject fence.Subject, 
 	if !c.Held && enforce {
 		// Its bytes went back meanwhile: they must still be there.
 		c.Held = true
-		for _, g := range c.Grant.GPUs {
-			_, err := d.usable(g.UUID)
-			if err == nil {
-				p := c.Pod()
-				want := p.MinBytes(g.UUID)
-				_, err = d.admit(g.UUID, p, p.Ref.Namespace, d.cfg.Policy.For(p.Ref.Namespace), want)
-			}
-			if err != nil {
-				c.Held = false
-				return none, err
+		for _, makeRoom := range d.roomTurns(len(c.Grant.GPUs)) {
+			for _, g := range c.Grant.GPUs {
+				_, err := d.usable(g.UUID)
+				if err == nil {
+					p := c.Pod()
+					want := p.MinBytes(g.UUID)
+					_, err = d.admit(g.UUID, p, p.Ref.Namespace, d.cfg.Policy.For(p.Ref.Namespace), want, makeRoom)
+				}
+				if err != nil {
+					c.Held = false
+					return none, err
+				}
 			}
 		}
 	}
@@ -353,12 +364,8 @@ func (d *Daemon) end(c *registry.Container) {
 	}
 	p.Totals.Forget(c.Folder())
 	d.endResizes(c)
-	for _, f := range d.fences {
-		if err := f.Lower(context.Background(), d.subject(c)); err != nil {
-			d.once("fence "+f.Name(), err)
-		}
-	}
-	d.takePromisesBack(c)
+	d.lower(c)
+	delete(d.empty, c.ID())
 	c.State, c.Held, c.EndedAt = registry.Ended, false, d.now()
 	d.facts.version++
 	d.dropPages(c)
@@ -367,6 +374,16 @@ func (d *Daemon) end(c *registry.Container) {
 	}
 	d.event(about(c, api.Event{Type: "ended", GPU: firstGPU(c), Message: fmt.Sprintf("%s ended: %s", c.Display(), c.EndReason)}))
 	d.notify()
+}
+
+// lower takes the fences away from a container. The caller holds mu.
+func (d *Daemon) lower(c *registry.Container) {
+	for _, f := range d.fences {
+		if err := f.Lower(context.Background(), d.subject(c)); err != nil {
+			d.once("fence "+f.Name(), err)
+		}
+	}
+	d.takePromisesBack(c)
 }
 
 // dropPages removes a container's shared pages, and the pod's with the last one.
@@ -407,7 +424,13 @@ func (d *Daemon) dropPages(c *registry.Container) {
 // remove forgets a container and everything of it. The caller holds mu.
 func (d *Daemon) remove(c *registry.Container) {
 	p := c.Pod()
+	if c.Active() {
+		d.lower(c) // a start may have failed after they were raised
+	}
 	d.dropPages(c)
+	if !d.draining(c.ID()) {
+		d.facts.disown(c.ID())
+	}
 	for _, g := range d.gpus {
 		if _, draining := g.draining[c.ID()]; !draining {
 			g.machine.Forget(c.ID())
@@ -422,6 +445,7 @@ func (d *Daemon) remove(c *registry.Container) {
 		delete(d.runtime, p.Name)
 		d.runtimes++
 		delete(d.dirty, p.Name)
+		d.unsay(p.Name)
 		if err := d.store.Delete(p.Name); err != nil {
 			d.once("state", err)
 		}
@@ -456,7 +480,7 @@ func (d *Daemon) collect() {
 			}
 		case registry.Ended:
 			last := c.Pod().Cgroup != nil && len(c.Pod().Containers) == 1
-			if since(now, c.EndedAt) >= d.cfg.EndedKeep && !d.draining(c) && !last {
+			if since(now, c.EndedAt) >= d.cfg.EndedKeep && !d.draining(c.ID()) && !last {
 				d.remove(c)
 			}
 		}
@@ -474,8 +498,8 @@ func (d *Daemon) collect() {
 }
 
 // draining says whether a container's memory is still followed.
-func (d *Daemon) draining(c *registry.Container) bool {
-	return slices.ContainsFunc(slices.Collect(maps.Values(d.gpus)), func(g *gpuState) bool { _, ok := g.draining[c.ID()]; return ok })
+func (d *Daemon) draining(id policy.ContainerID) bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(d.gpus)), func(g *gpuState) bool { _, ok := g.draining[id]; return ok })
 }
 
 // isGone says whether a running container has ended without an unregister: its cgroup is gone, or
@@ -491,7 +515,7 @@ func (d *Daemon) isGone(c *registry.Container, told bool) bool {
 	}
 	exists, err := d.host.Exists(*c.Cgroup)
 	if err != nil {
-		d.once("cgroup "+c.Cgroup.Path, err)
+		d.once("cgroup of "+string(c.ID()), err)
 		return false
 	}
 	if !exists {

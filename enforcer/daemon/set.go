@@ -446,6 +446,16 @@ func withMax(l quota.Limits, limit, most uint64, overcommit bool) quota.Limits {
 // admitChanges asks whether what a pod would be promised with changes can be promised, where that is
 // more than now.
 func (d *Daemon) admitChanges(p *registry.Pod, changes []change) error {
+	for _, makeRoom := range d.roomTurns(len(p.GPUs)) {
+		if err := d.admitOnEach(p, changes, makeRoom); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// admitOnEach is one turn of that; see [Daemon.admit].
+func (d *Daemon) admitOnEach(p *registry.Pod, changes []change, makeRoom bool) error {
 	pol := d.cfg.Policy.For(p.Ref.Namespace)
 	for _, uuid := range p.GPUs {
 		if !slices.ContainsFunc(changes, func(ch change) bool { return ch.uuid == uuid }) {
@@ -483,7 +493,7 @@ func (d *Daemon) admitChanges(p *registry.Pod, changes []change) error {
 		if want <= p.MinBytes(uuid) {
 			continue
 		}
-		if transient, err := d.admit(uuid, p, p.Ref.Namespace, pol, want); err != nil {
+		if transient, err := d.admit(uuid, p, p.Ref.Namespace, pol, want, makeRoom); err != nil {
 			if transient {
 				return passing{err}
 			}
@@ -533,6 +543,7 @@ func (d *Daemon) begin(p *registry.Pod, changes []change, req order) ([]startedR
 			restore()
 			return nil, stateError(err)
 		}
+		d.gateFollows(p)
 		d.publish(p)
 		d.writeFiles(p, true)
 		d.notify()
@@ -803,6 +814,7 @@ func (d *Daemon) start(p *registry.Pod, changes []change, req order) error {
 		}
 		return stateError(err)
 	}
+	d.gateFollows(p) // what grows must be let through before programs hear of it
 	d.publish(p)
 	d.writeFiles(p, true)
 	for i, ch := range changes {
@@ -987,6 +999,7 @@ func (d *Daemon) resizeEnded(g *gpuState, r resize) {
 	if err := d.save(p); err != nil {
 		d.once("state", err)
 	}
+	d.gateFollows(p)
 	if c != nil {
 		d.resizeEvent(c, uuid, r)
 	}

@@ -62,6 +62,7 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 		if err != nil {
 			in.Sample.Complete, in.Sample.Why = false, fmt.Sprintf("process %d cannot be read: %v", pid, err)
 			info.Complete, info.Why = false, in.Sample.Why
+			f, ok = policy.ProcFact{PID: pid, State: policy.Unreadable}, true // without a fact it would count as exited
 		}
 		if ok {
 			in.Processes = append(in.Processes, f)
@@ -286,6 +287,10 @@ func (d *Daemon) drained(g *gpuState, out *policy.Output) {
 			delete(g.draining, id)
 			g.machine.Forget(id)
 			d.seen.forget(id)
+			if !d.draining(id) {
+				d.facts.disown(id)
+				d.facts.version++
+			}
 		}
 	}
 }

@@ -58,6 +58,8 @@ type Subject struct {
 	Observed bool
 	// Alone says that the container is its pod: no other is held to the pod's limit with it.
 	Alone bool
+	// Parents are the GPUs of which those are MIG instances that are, by UUID.
+	Parents map[string]string
 	// Shadowed are GPUs on which another container of the pod has a limit of its own below the pod's.
 	Shadowed map[string]bool
 }

@@ -81,8 +81,9 @@ type Gate struct {
 	absent   string
 	enforced bool // said of the driver that is loaded, and by policy
 	settings bpf.Settings
-	deny     bool
-	exempt   []string // items of policy, while deny
+	devices  []bpf.Device // that are guarded
+	deny     bool         // also where the gate is not open yet
+	exempt   []string     // items of policy, while deny
 	holds    map[policy.ContainerID]*gateHold
 }
 
@@ -96,20 +97,29 @@ type gateHold struct {
 	sums        *gatecredit.Sums
 	noCredit    bool
 	policy      bpf.Policy
+	podPolicy   bpf.Policy // of the pod's cgroup, if that is held
+	observed    bool
 }
 
 // Open opens the gate and has its canary refused; where there is none, the state says why.
 func (f *Gate) Open(ctx context.Context) {
 	kernel, absent := openKernel(ctx, f.opts)
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.kernel, f.absent = kernel, absent
-	f.mu.Unlock()
-	if kernel != nil {
-		if err := f.Driver(""); err != nil {
-			f.mu.Lock()
-			f.absent = err.Error()
-			f.mu.Unlock()
+	if kernel == nil {
+		return
+	}
+	if f.deny {
+		// What an earlier gpufenced closed stays closed while this one begins.
+		ids, err := f.exempted(f.exempt)
+		if err == nil {
+			err = kernel.SetExempt(ids)
 		}
+		f.deny = err == nil // else DenyUnmanaged says why
+	}
+	if err := f.driver(""); err != nil {
+		f.absent = err.Error()
 	}
 }
 
@@ -163,23 +173,85 @@ func (f *Gate) Driver(version string) error {
 	if f.kernel == nil {
 		return nil
 	}
+	return f.driver(version)
+}
+
+// driver is Driver of a gate that is open. The caller holds mu.
+func (f *Gate) driver(version string) error {
+	if err := f.guard(); err != nil {
+		return err
+	}
+	abi, _ := bpf.ForDriver(version)
+	was := f.enforced
+	f.enforced = f.opts.Word == GateEnforce || f.opts.Word == GateAuto && abi.Known
+	s := bpf.Settings{ParamsBytes: abi.ParamsBytes, CreditFrees: !f.opts.Strict, CloseHeap: f.opts.Strict, CloseDup: f.opts.Strict, CloseUnmanaged: f.deny, EventsPerSecond: 10}
+	watched := f.kernel.Copies() != bpf.CopiesNone // adopted
+	if version != "" {
+		_, err := f.kernel.AttachCopies()
+		watched = err == nil // else the level says that they are not
+	}
+	s.Commits, s.KillRaces = watched, watched
+	f.settings = s
+	if err := f.kernel.Configure(s); err != nil || was == f.enforced {
+		return err
+	}
+	return f.reinforce()
+}
+
+// reinforce tells the kernel of every container that it is to refuse, or only to count, from now on. The caller holds
+// mu.
+func (f *Gate) reinforce() error {
+	var errs []error
+	for _, h := range f.holds {
+		if h.status.State != Proven {
+			continue // the kernel was not told of all of it; set comes again
+		}
+		h.policy.Enforce = f.enforced && !h.observed
+		h.policy.EnforceUVM = f.opts.Managed && h.policy.Enforce
+		errs = append(errs, f.kernel.SetPolicy(h.cgroup, h.policy))
+		if h.pod != 0 {
+			h.podPolicy.Enforce = h.policy.Enforce
+			errs = append(errs, f.kernel.SetPolicy(h.pod, h.podPolicy))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RefreshDevices guards the nodes that have come since: the modules of managed memory and of displays may be loaded
+// long after the driver, by the first container that starts.
+func (f *Gate) RefreshDevices() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		return nil
+	}
+	return f.guard()
+}
+
+// guard tells the kernel which devices there are, where those are others than before. The caller holds mu.
+func (f *Gate) guard() error {
 	devices, err := GuardedDevices(f.opts.Proc, f.opts.Sys)
 	if err != nil {
 		return fmt.Errorf("find devices to guard: %w", err)
 	}
+	if slices.Equal(devices, f.devices) {
+		return nil
+	}
 	if err := f.kernel.SetDevices(devices); err != nil {
 		return err
 	}
-	abi, _ := bpf.ForDriver(version)
-	f.enforced = f.opts.Word == GateEnforce || f.opts.Word == GateAuto && abi.Known
-	s := bpf.Settings{ParamsBytes: abi.ParamsBytes, CreditFrees: !f.opts.Strict, CloseHeap: f.opts.Strict, CloseDup: f.opts.Strict, CloseUnmanaged: f.deny, EventsPerSecond: 10}
-	if version != "" {
-		if _, err := f.kernel.AttachCopies(); err == nil {
-			s.Commits, s.KillRaces = true, true
-		} // else the level says that they are not watched
+	f.devices = devices
+	return nil
+}
+
+// SetSettle is for a changed policy: how long NVML may lag.
+func (f *Gate) SetSettle(settle time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.opts.Settle = settle
+	for _, h := range f.holds {
+		h.credit.Settle, h.sums.Settle = settle, settle
 	}
-	f.settings = s
-	return f.kernel.Configure(s)
 }
 
 // Quiesce lets the driver's module go, for an upgrade; the doors stay. [Gate.Driver] comes after it.
@@ -318,6 +390,11 @@ func gateLimit(gpus []quota.GPU, limits map[string]quota.Limits) uint64 {
 	return all + gateMargin(all)
 }
 
+// gateLimit is the container's: none has more than its pod, whether the pod has a cgroup of its own or not.
+func (s Subject) gateLimit() uint64 {
+	return min(gateLimit(s.Grant.GPUs, s.Grant.Container), gateLimit(s.Grant.GPUs, s.Grant.Pod))
+}
+
 // managedLimit is how long all managed ranges together may be: on the device they count against memory.max, and what
 // has no room there may spill as far as memory.swap.max lets it.
 func managedLimit(gpus []quota.GPU, limits map[string]quota.Limits) uint64 {
@@ -373,39 +450,50 @@ func (f *Gate) set(s Subject) error {
 		f.holds[s.ID] = h
 		return fmt.Errorf("raise gate: %w", err)
 	}
+	// The ids first: what is held already stays known, whatever fails.
 	id, err := cgroupID(s.Cgroup)
 	if err != nil {
 		return fail(err)
 	}
-	h.cgroup = id
-	p := bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Container), GPU: len(s.Grant.GPUs) > 0, Enforce: f.enforced && !s.Observed, NoCredit: h.noCredit}
-	// No container has more than its pod, whether the pod has a cgroup of its own or not.
-	podLimit := gateLimit(s.Grant.GPUs, s.Grant.Pod)
-	p.LimitBytes = min(p.LimitBytes, podLimit)
+	h.cgroup, h.observed = id, s.Observed
+	podHeld := s.PodCgroup != "" && !s.Alone
+	if podHeld {
+		if h.pod, err = cgroupID(s.PodCgroup); err != nil {
+			return fail(err)
+		}
+	}
+	if below, err := filepath.Rel(f.opts.CgroupRoot, s.Cgroup); err != nil || strings.Count(below, "/") >= bpf.MaxDepth {
+		return fail(fmt.Errorf("the cgroup %s lies deeper than %d levels, where the kernel does not look for it", s.Cgroup, bpf.MaxDepth))
+	}
+	if err := f.guard(); err != nil {
+		return fail(err)
+	}
+	p := bpf.Policy{LimitBytes: s.gateLimit(), GPU: len(s.Grant.GPUs) > 0, Enforce: f.enforced && !s.Observed, NoCredit: h.noCredit}
 	p.UVMBytes = managedLimit(s.Grant.GPUs, s.Grant.Container)
 	if s.Alone {
 		p.UVMBytes = min(p.UVMBytes, managedLimit(s.Grant.GPUs, s.Grant.Pod))
 	}
 	p.EnforceUVM = f.opts.Managed && p.Enforce
 	for _, g := range s.Grant.GPUs {
-		if strings.HasPrefix(g.UUID, "MIG-") {
-			continue // its nodes are the GPU's, and the capabilities' are the driver's to check
+		uuid := g.UUID
+		if strings.HasPrefix(uuid, "MIG-") {
+			// Its node is its GPU's; the capabilities' nodes are the driver's to check.
+			if uuid = s.Parents[g.UUID]; uuid == "" {
+				return fail(fmt.Errorf("it is not known yet which GPU %s is an instance of", g.UUID))
+			}
 		}
-		minor, err := gpuMinor(f.opts.Proc, g.UUID)
+		minor, err := gpuMinor(f.opts.Proc, uuid)
 		if err != nil {
 			return fail(err)
 		}
-		p.Minors = append(p.Minors, minor)
+		if !slices.Contains(p.Minors, minor) {
+			p.Minors = append(p.Minors, minor)
+		}
 	}
 	// The pod first: from the moment that the container is managed, both must be charged.
-	if s.PodCgroup != "" && !s.Alone {
-		pod, err := cgroupID(s.PodCgroup)
-		if err != nil {
-			return fail(err)
-		}
-		h.pod = pod
-		whole := bpf.Policy{LimitBytes: podLimit, GPU: true, Enforce: p.Enforce, UVMBytes: math.MaxUint64}
-		if err := f.kernel.SetPolicy(pod, whole); err != nil {
+	if podHeld {
+		h.podPolicy = bpf.Policy{LimitBytes: gateLimit(s.Grant.GPUs, s.Grant.Pod), GPU: true, Enforce: p.Enforce, UVMBytes: math.MaxUint64}
+		if err := f.kernel.SetPolicy(h.pod, h.podPolicy); err != nil {
 			return fail(err)
 		}
 	}
@@ -481,6 +569,8 @@ func (f *Gate) State(s Subject, _ string) Status {
 		return h.status
 	case s.Observed:
 		return Status{State: Degraded, Why: "policy only looks"}
+	case h.policy.LimitBytes != s.gateLimit() || s.PodCgroup != "" && !s.Alone && h.podPolicy.LimitBytes != gateLimit(s.Grant.GPUs, s.Grant.Pod):
+		return Status{State: Degraded, Why: "the kernel was not told of the new limit yet"}
 	case s.PodCgroup == "" && !s.Alone && gateLimit(s.Grant.GPUs, s.Grant.Pod) != math.MaxUint64:
 		return Status{State: Degraded, Why: "the pod's cgroup is not known, so its containers are not held to the pod's limit together"}
 	case len(s.Grant.GPUs) > 1:
@@ -495,6 +585,7 @@ func (f *Gate) DenyUnmanaged(deny bool, exempt []string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.kernel == nil {
+		f.deny, f.exempt = deny, slices.Clone(exempt)
 		if deny {
 			return fmt.Errorf("%w: %s", ErrCannotDeny, f.absent)
 		}
@@ -502,12 +593,6 @@ func (f *Gate) DenyUnmanaged(deny bool, exempt []string) error {
 	}
 	var ids []uint64
 	if deny {
-		if own, err := os.ReadFile(filepath.Join(f.opts.Proc, "self/cgroup")); err != nil {
-			return fmt.Errorf("unmanaged = \"deny\": find gpufenced's own cgroup: %w", err)
-		} else if strings.Contains(string(own), "0::/\n") {
-			// Then so is the rest of the host, and nothing can be told apart.
-			return errors.New("unmanaged = \"deny\": gpufenced runs in the root cgroup, where the host cannot be told from containers without one: start it as a service")
-		}
 		var err error
 		if ids, err = f.exempted(exempt); err != nil {
 			return err
@@ -541,6 +626,12 @@ func (f *Gate) RefreshExempt() error {
 
 // exempted are the cgroups of the host's own services, and those that items of the exempt list name.
 func (f *Gate) exempted(items []string) (ids []uint64, err error) {
+	if own, err := os.ReadFile(filepath.Join(f.opts.Proc, "self/cgroup")); err != nil {
+		return nil, fmt.Errorf("unmanaged = \"deny\": find gpufenced's own cgroup: %w", err)
+	} else if strings.Contains(string(own), "0::/\n") {
+		// Then so is the rest of the host, and nothing can be told apart.
+		return nil, errors.New("unmanaged = \"deny\": gpufenced runs in the root cgroup, where the host cannot be told from containers without one: start it as a service")
+	}
 	for _, item := range append([]string{"system.slice", "user.slice", "init.scope"}, items...) {
 		path, ok := strings.CutPrefix(item, "cgroup:")
 		if !ok && strings.Contains(item, ":") {
@@ -570,16 +661,17 @@ func (f *Gate) exempted(items []string) (ids []uint64, err error) {
 func (f *Gate) Up() bool { return f.opened() != nil }
 
 // Sample compares what NVML says of a container on a GPU, and on its other ones within the last settle, with what it
-// was charged, and acts on the charge. It comes with every answer, also with one that says nothing new: a free that
-// did not happen shows by what NVML goes on saying. kill says that frees were forged for the second time.
-func (f *Gate) Sample(id policy.ContainerID, gpu string, at time.Duration, nvml, overhead uint64) (kill bool, why string, err error) {
+// was charged, and acts on the charge. took is how long before that NVML was asked. It comes with every answer, also
+// with one that says nothing new: a free that did not happen shows by what NVML goes on saying. kill says that frees
+// were forged for the second time.
+func (f *Gate) Sample(id policy.ContainerID, gpu string, at, took time.Duration, nvml, overhead uint64) (kill bool, why string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	h := f.holds[id]
 	if f.kernel == nil || h == nil || h.status.State != Proven {
 		return false, "", nil
 	}
-	truth := gatecredit.Truth{At: at, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: h.limit}
+	truth := gatecredit.Truth{At: at, Took: took, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: h.limit}
 	if len(h.gpus) > 1 {
 		h.sums.Take(gpu, at, nvml, overhead)
 		var ok bool

@@ -4,6 +4,7 @@ package fence
 
 import (
 	"context"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -28,6 +29,7 @@ type fakeGate struct {
 	copies   bpf.Copies
 	misses   uint64
 	failing  error // of Configure
+	history  []bpf.Settings
 	events   chan bpf.Event
 	between  func(*bpf.Usage) // its account was read and what is given back
 }
@@ -36,7 +38,7 @@ func (f *fakeGate) Configure(s bpf.Settings) error {
 	if f.failing != nil {
 		return f.failing
 	}
-	f.bpf = s
+	f.bpf, f.history = s, append(f.history, s)
 	return nil
 }
 func (f *fakeGate) SetDevices(d []bpf.Device) error   { f.devices = d; return nil }
@@ -254,7 +256,7 @@ func TestGateGivesBackOnce(t *testing.T) {
 		closes = false
 	}
 	for i := range 40 {
-		if _, _, err := f.Sample(s.ID, "GPU-a", time.Duration(i)*100*time.Millisecond, left, 0); err != nil {
+		if _, _, err := f.Sample(s.ID, "GPU-a", time.Duration(i)*100*time.Millisecond, 0, left, 0); err != nil {
 			t.Fatal(err)
 		}
 		if u := k.usage[own].Used; u < left {
@@ -468,7 +470,7 @@ func TestGateOverSeveralGPUs(t *testing.T) {
 	look := func(a, b uint64) (kill bool) {
 		t.Helper()
 		for gpu, bytes := range map[string]uint64{"GPU-a": a, "GPU-b": b} {
-			dead, _, err := f.Sample(s.ID, gpu, now, bytes, 0)
+			dead, _, err := f.Sample(s.ID, gpu, now, 0, bytes, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -506,6 +508,216 @@ func TestGateOverSeveralGPUs(t *testing.T) {
 	}
 	if u.Used < 2<<30 {
 		t.Errorf("a free that did not happen: %+v", u)
+	}
+}
+
+// TestGateOfAnInstance: a MIG instance is opened through its GPU's node.
+func TestGateOfAnInstance(t *testing.T) {
+	f, k, s := gateAt(t, GateEnforce, false)
+	s.Grant.GPUs = []quota.GPU{{UUID: "MIG-x"}, {UUID: "MIG-y"}}
+	own, err := cgroupID(s.Cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Raise(t.Context(), s); err == nil || k.usage[own] != nil || f.State(s, "MIG-x").State != Degraded {
+		t.Errorf("of a GPU that nobody knows: %v, %+v", err, f.State(s, "MIG-x"))
+	}
+	s.Parents = map[string]string{"MIG-x": "GPU-a", "MIG-y": "GPU-a"}
+	if _, err := f.Raise(t.Context(), s); err != nil || !slices.Equal(k.policies[own].Minors, []int{3}) {
+		t.Errorf("%v, %+v", err, k.policies[own])
+	}
+}
+
+// TestGateGuardsWhatComesLater: the first container that starts may load the module of managed memory, and a display
+// that of render nodes.
+func TestGateGuardsWhatComesLater(t *testing.T) {
+	f, k, s := gateAt(t, GateEnforce, false)
+	guards := func(major, minor uint32, kind bpf.Kind) bool {
+		return slices.Contains(k.devices, bpf.Device{Major: major, Minor: minor, Kind: kind})
+	}
+	devices := filepath.Join(f.opts.Proc, "devices")
+	if err := os.WriteFile(devices, []byte("Character devices:\n195 nvidia\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Driver("570.133.20"); err != nil || guards(511, 0, bpf.KindUVM) {
+		t.Fatalf("%v, %v", err, k.devices)
+	}
+	if err := os.WriteFile(devices, []byte("Character devices:\n195 nvidia\n508 nvidia-uvm\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Raise(t.Context(), s); err != nil || !guards(508, 0, bpf.KindUVM) || !guards(508, 1, bpf.KindClosed) {
+		t.Errorf("%v: the module came before the container, and is not guarded: %v", err, k.devices)
+	}
+	card := filepath.Join(f.opts.Sys, "class/drm/renderD128")
+	if err := os.MkdirAll(filepath.Join(card, "device"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Symlink("/sys/bus/pci/drivers/nvidia", filepath.Join(card, "device/driver")), os.WriteFile(filepath.Join(card, "dev"), []byte("226:128\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.RefreshDevices(); err != nil || !guards(226, 128, bpf.KindClosed) {
+		t.Errorf("%v: a render node that came later is not guarded", err)
+	}
+	k.devices = nil
+	if err := f.RefreshDevices(); err != nil || k.devices != nil {
+		t.Errorf("%v: told again though nothing has changed", err)
+	}
+	if err := os.Remove(devices); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.RefreshDevices(); err == nil {
+		t.Error("no error although the devices cannot be listed")
+	}
+	if _, err := f.Raise(t.Context(), s); err == nil || f.State(s, "GPU-a").State != Degraded {
+		t.Errorf("%v: raised without knowing what to guard", err)
+	}
+}
+
+// TestGateStaysClosedOverARestart: what the gate was told before is in the kernel, and at no moment of the next
+// gpufenced's beginning is it open.
+func TestGateStaysClosedOverARestart(t *testing.T) {
+	f, k, _ := gateAt(t, GateEnforce, true)
+	if err := f.DenyUnmanaged(true, nil); err != nil {
+		t.Fatal(err)
+	}
+	closed := slices.Clone(k.exempt)
+	next := NewGate(f.opts)
+	if err := next.DenyUnmanaged(true, nil); !errors.Is(err, ErrCannotDeny) {
+		t.Errorf("before it is open: %v", err)
+	}
+	k.history = nil
+	next.Open(t.Context())
+	if err := errors.Join(next.Driver("570.133.20"), next.DenyUnmanaged(true, nil)); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range k.history {
+		if !s.CloseUnmanaged {
+			t.Errorf("setting %d of %d lets everybody in: %+v", i, len(k.history), s)
+		}
+		if !s.Commits || !s.KillRaces {
+			t.Errorf("setting %d of %d forgets that copies are watched: %+v", i, len(k.history), s)
+		}
+	}
+	if len(k.history) == 0 || !slices.Equal(k.exempt, closed) {
+		t.Errorf("%d settings, %v exempt, want %v", len(k.history), k.exempt, closed)
+	}
+	// Where it is not known who is exempt, nobody is shut out by a beginning.
+	if err := os.Remove(filepath.Join(f.opts.Proc, "self/cgroup")); err != nil {
+		t.Fatal(err)
+	}
+	last := NewGate(f.opts)
+	if err := last.DenyUnmanaged(true, nil); err == nil {
+		t.Error("no error")
+	}
+	if last.Open(t.Context()); k.bpf.CloseUnmanaged {
+		t.Error("it is closed, and who is exempt is not known")
+	}
+	if err := last.DenyUnmanaged(true, nil); err == nil || errors.Is(err, ErrCannotDeny) {
+		t.Errorf("the reason is not told: %v", err)
+	}
+}
+
+// TestGateTooDeep: a cgroup that the kernel's programs do not find is not said to be held.
+func TestGateTooDeep(t *testing.T) {
+	for depth, want := range map[int]State{bpf.MaxDepth: Proven, bpf.MaxDepth + 1: Degraded} {
+		f, _, s := gateAt(t, GateEnforce, false)
+		s.Cgroup = filepath.Join(f.opts.CgroupRoot, strings.Repeat("d/", depth))
+		if err := os.MkdirAll(s.Cgroup, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Raise(t.Context(), s); (err == nil) != (want == Proven) || f.State(s, "GPU-a").State != want {
+			t.Errorf("%d levels deep: %v, %+v", depth, err, f.State(s, "GPU-a"))
+		}
+	}
+}
+
+// TestGateAdoptsWhatItCannotRead: a GPU has fallen off the bus, and the account of its pod, whose containers run, stays.
+func TestGateAdoptsWhatItCannotRead(t *testing.T) {
+	f, k, s := gateAt(t, GateEnforce, false)
+	if _, err := f.Raise(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	next := NewGate(f.opts)
+	next.Open(t.Context())
+	if err := os.RemoveAll(filepath.Join(f.opts.Proc, "driver")); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Resize(t.Context(), s); err == nil {
+		t.Error("no error")
+	}
+	if err := next.Adopt(); err != nil || len(k.policies) != 2 || len(k.usage) != 2 {
+		t.Errorf("%v, %v", err, k.policies)
+	}
+}
+
+// TestGateFollowsItsDriver: what the gate may do changes with the driver, also around those that run.
+func TestGateFollowsItsDriver(t *testing.T) {
+	f, k, s := gateAt(t, GateAudit, false)
+	f.opts.Managed = true
+	quiet := s
+	quiet.ID, quiet.Observed, quiet.Cgroup = "quiet", true, filepath.Join(s.PodCgroup, "quiet")
+	if err := os.Mkdir(quiet.Cgroup, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	quiet.PodCgroup = ""
+	for _, s := range []Subject{s, quiet} {
+		if _, err := f.Raise(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, enforced := range []bool{true, false} {
+		f.opts.Word = map[bool]string{true: GateEnforce, false: GateAudit}[enforced]
+		if err := f.Driver("580.95.05"); err != nil {
+			t.Fatal(err)
+		}
+		for dir, want := range map[string]bool{s.Cgroup: enforced, s.PodCgroup: enforced, quiet.Cgroup: false} {
+			id, err := cgroupID(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := k.policies[id]; p.Enforce != want || p.LimitBytes == 0 {
+				t.Errorf("enforced %v: %s: %+v", enforced, dir, p)
+			}
+		}
+	}
+}
+
+// TestGateOfAChangedLimit: until the kernel has been told, it is not said to hold.
+func TestGateOfAChangedLimit(t *testing.T) {
+	f, _, s := gateAt(t, GateEnforce, false)
+	if _, err := f.Raise(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	own, pod := s.Grant.Container, s.Grant.Pod
+	for _, tt := range []struct {
+		name     string
+		own, pod map[string]quota.Limits
+	}{
+		{"less", map[string]quota.Limits{"GPU-a": {Max: 2 << 30}}, pod},
+		{"more", map[string]quota.Limits{"GPU-a": {Max: 5 << 30}}, pod},
+		{"another of the pod", own, map[string]quota.Limits{"GPU-a": {Max: 7 << 30}}},
+	} {
+		s.Grant.Container, s.Grant.Pod = tt.own, tt.pod
+		if st := f.State(s, "GPU-a"); st.State != Degraded || !strings.Contains(st.Why, "not told") {
+			t.Errorf("%s: %+v", tt.name, st)
+		}
+		if err := f.Resize(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if st := f.State(s, "GPU-a"); st.State != Proven {
+			t.Errorf("%s: %+v", tt.name, st)
+		}
+	}
+}
+
+func TestGateSettleChanges(t *testing.T) {
+	f, _, s := gateAt(t, GateEnforce, false)
+	if _, err := f.Raise(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	f.SetSettle(3 * time.Second)
+	if h := f.holds[s.ID]; h.credit.Settle != 3*time.Second || h.sums.Settle != 3*time.Second || f.opts.Settle != 3*time.Second {
+		t.Errorf("%+v", h)
 	}
 }
 

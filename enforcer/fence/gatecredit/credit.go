@@ -22,7 +22,8 @@ type Account struct {
 
 // Truth is what the driver says of the same container.
 type Truth struct {
-	At            time.Duration // monotonic, when it was asked
+	At            time.Duration // monotonic, when the account was read
+	Took          time.Duration // how long before that it was asked: an answer may be as old
 	NVMLBytes     uint64        // of its processes
 	MostBytes     uint64        // what they may be more, where GPUs were asked one after another; see [Sums]
 	OverheadBytes uint64        // an upper bound of what it counts and no request asks for: contexts, page tables
@@ -44,7 +45,8 @@ type Verdict struct {
 // A free lowers the charge at once, because a program that frees and allocates within its limit must not be
 // refused. Whoever makes the gate see a free that the driver does not do has more than it is charged, and that
 // is what NVML shows: more, in two samples in a row, than the greatest charge of the last settle and what the
-// driver keeps for itself. NVML may lag up to settle behind, so a legal program is never found so. Only
+// driver keeps for itself. NVML may lag up to settle behind when it is asked, so a legal program is never found so,
+// however slow NVML is. Only
 // credit can be forged: what is there beyond all credit of the last settle is the driver's own, and remembered
 // as such.
 type Credit struct {
@@ -78,19 +80,20 @@ func (c *Credit) Step(a Account, tr Truth) Verdict {
 	c.points = append(c.points, point{at: tr.At, peak: max(a.PeakBytes, a.UsedBytes), ended: a.EndedBytes, credited: a.CreditedBytes, nvml: most, used: a.UsedBytes})
 	// One point that is older than that stays: it tells what the sums were then. A forged free shows when the
 	// charge from before it is a settle old, and then it must still be known.
-	for len(c.points) > creditSamples && c.points[1].at <= tr.At-creditHorizon*c.Settle {
+	lag := c.Settle + tr.Took
+	for len(c.points) > creditSamples && c.points[1].at <= tr.At-creditHorizon*lag {
 		c.points = c.points[1:]
 	}
-	first := c.points[0] // the newest that is at least a settle old
+	first := c.points[0] // the newest that this answer cannot be from before
 	for _, p := range c.points {
-		if p.at <= tr.At-c.Settle {
+		if p.at <= tr.At-lag {
 			first = p
 		}
 	}
 	margin := c.Margin(tr.LimitBytes)
 	var greatest, nvml uint64
 	for _, p := range c.points {
-		if p.at > tr.At-c.Settle {
+		if p.at > tr.At-lag {
 			greatest = max(greatest, p.peak)
 		}
 		if p.at >= first.at {
@@ -137,7 +140,7 @@ func (c *Credit) Step(a Account, tr Truth) Verdict {
 	// What ended in ways that the gate does not see (the driver's own choice of handles, a device freed with all
 	// below it) is given back when NVML has not shown it for a settle, less what has come since. A request that the
 	// driver had not answered then can come at any time: whoever asks can hold it up.
-	if tr.At-first.at >= c.Settle {
+	if tr.At-first.at >= lag {
 		target := nvml + a.ChargedBytes - first.ended
 		if a.UsedBytes > target {
 			v.AdjustBytes = -int64(a.UsedBytes - target)

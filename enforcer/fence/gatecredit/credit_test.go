@@ -16,6 +16,7 @@ type gateModel struct {
 	unanswered                    uint64 // of what is charged
 	real, own                     uint64 // the driver's
 	lag                           time.Duration
+	slow                          time.Duration // from when NVML was asked until the account is read
 	past                          []struct {
 		at    time.Duration
 		bytes uint64
@@ -55,11 +56,11 @@ func (m *gateModel) free(n uint64, forged, credit bool) {
 func (m *gateModel) step(c *Credit, limit, overhead uint64) Verdict {
 	nvml := uint64(0)
 	for _, p := range m.past {
-		if p.at <= m.now-m.lag {
+		if p.at <= m.now-m.lag-m.slow {
 			nvml = p.bytes
 		}
 	}
-	v := c.Step(Account{m.used, m.charged, m.charged - m.unanswered, m.credited, m.peak}, Truth{At: m.now, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: limit})
+	v := c.Step(Account{m.used, m.charged, m.charged - m.unanswered, m.credited, m.peak}, Truth{At: m.now, Took: m.slow, NVMLBytes: nvml, OverheadBytes: overhead, LimitBytes: limit})
 	m.used = uint64(int64(m.used) + v.AdjustBytes)
 	m.peak = m.used
 	return v
@@ -97,6 +98,40 @@ func TestLegalChurnIsNeverForged(t *testing.T) {
 					}
 					if m.used < m.real {
 						t.Fatalf("seed %d, lag %s, at %s: charged %d of %d MiB", seed, lag, m.now, m.used/mb, m.real/mb)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestLegalChurnBesideASlowNVML: an answer is as old as the call took, and the lag comes on top of that. Nobody is accused
+// for it, and nothing that is held is given back.
+func TestLegalChurnBesideASlowNVML(t *testing.T) {
+	for seed := range uint64(60) {
+		for _, slow := range []time.Duration{300 * time.Millisecond, 1900 * time.Millisecond} {
+			r := rand.New(rand.NewPCG(seed, uint64(slow)))
+			m := &gateModel{lag: 900 * time.Millisecond, slow: slow, own: 300 * mb}
+			m.note()
+			c := newCredit()
+			const limit = 4096 * mb
+			var live []uint64
+			for i := range 2000 {
+				m.now += time.Duration(r.IntN(60)) * time.Millisecond
+				n := uint64(1+r.IntN(3000)) * mb
+				if grown := r.IntN(2) == 0 && m.alloc(limit, n); grown {
+					live = append(live, n)
+				} else if len(live) > 0 && r.IntN(3) > 0 {
+					k := r.IntN(len(live))
+					m.free(live[k], false, true)
+					live = append(live[:k], live[k+1:]...)
+				}
+				if i%3 == 0 {
+					if v := m.step(c, limit, 320*mb); v.NoCredit || v.Kill || v.AdjustBytes > 0 {
+						t.Fatalf("seed %d, calls of %s, at %s: %+v", seed, slow, m.now, v)
+					}
+					if m.used < m.real {
+						t.Fatalf("seed %d, calls of %s, at %s: charged %d of %d MiB", seed, slow, m.now, m.used/mb, m.real/mb)
 					}
 				}
 			}
