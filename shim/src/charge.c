@@ -38,7 +38,7 @@ void charge_refused(int gpu, const char *call, uint64_t bytes)
 /* Reserves; nothing where nothing is asked for, or known of the GPU. */
 static bool begin(struct charge *c, int gpu, enum account_counter counter, uint64_t bytes)
 {
-	*c = (struct charge){ .gpu = bytes == 0 ? -1 : gpu, .counter = counter, .asked = bytes };
+	*c = (struct charge){ .gpu = bytes == 0 ? -1 : gpu, .counter = counter };
 	if (c->gpu < 0)
 		return true;
 	c->bytes = taken(bytes);
@@ -126,13 +126,9 @@ CUresult charge_end(const struct charge *c, CUresult result, uint64_t pointer)
 		.gpu = (int16_t)c->gpu,
 		.kind = kind_of(c),
 	};
-	if (c->counter == ACCOUNT_SWAP)
-		swap_put(pointer, c->asked, c->gpu, c->bytes);
 	if (c->small && !track_small_enter(c->gpu, pointer))
 		account_release(c->gpu, c->counter, c->bytes);
-	/* If there is no memory for the table, the block stays charged until the process ends. */
-	if (track_put(&b) != 0)
-		debug_line("block", "not tracked, out of host memory", c->bytes);
+	charge_track(&b, "block");
 	account_count_alloc();
 	return result;
 }
@@ -167,6 +163,22 @@ void charge_array_small_gone(int gpu, uint64_t bytes)
 		return;
 	uint64_t before = __atomic_fetch_sub(&small_arrays[gpu], bytes, __ATOMIC_ACQ_REL);
 	account_release(gpu, ACCOUNT_DEVICE, (blocks_of(before) - blocks_of(before - bytes)) * CHARGE_BLOCK_BYTES);
+}
+
+void charge_track(const struct track_block *b, const char *what)
+{
+	struct track_block stale;
+	int r = track_replace(b, &stale);
+	/* If there is no memory for the table, the block stays charged until the process ends. */
+	if (r < 0)
+		debug_line(what, "not tracked, out of host memory", b->bytes);
+	/* Of spilled memory the entry at that address is the new one's by now: it stays charged. */
+	if (r <= 0 || stale.kind == TRACK_SWAP)
+		return;
+	/* A pool's piece is no place for another one: the address is taken. */
+	if (stale.kind == TRACK_PIECE)
+		stale.bytes = 0;
+	charge_undo(&stale);
 }
 
 void charge_undo(const struct track_block *b)

@@ -27,7 +27,6 @@ struct charge {
 	enum account_counter counter;
 	uint64_t bytes; /* reserved */
 	uint64_t owner;
-	uint64_t asked; /* for */
 	bool small;
 };
 
@@ -67,6 +66,12 @@ void charge_refused(int gpu, const char *call, uint64_t bytes);
  */
 bool charge_array_small(int gpu, const char *call, uint64_t bytes);
 void charge_array_small_gone(int gpu, uint64_t bytes);
+
+/*
+ * Tracks a block that the driver gave. What was known at its address was freed on a way that we did
+ * not see, with a context that another thread destroys at the moment, say: its charge is taken back.
+ */
+void charge_track(const struct track_block *block, const char *what);
 
 /* Takes back the charge of a block that is gone. */
 void charge_undo(const struct track_block *block);

@@ -49,6 +49,7 @@ typedef struct CUuuid_st {
 #define CU_MEM_LOCATION_TYPE_HOST_NUMA 3
 #define CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT 4
 #define CU_DEVICE_CPU ((CUdevice)-1)
+#define CU_MEM_ADVISE_SET_READ_MOSTLY 1u
 #define CU_MEM_ADVISE_SET_PREFERRED_LOCATION 3u
 #define CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION 4u
 #define CU_MEM_ATTACH_GLOBAL 1u
@@ -110,6 +111,7 @@ typedef CUresult fn_cuCtxSetLimit(int limit, size_t);
 typedef CUresult fn_cuDeviceGetAttribute(int *, int attribute, CUdevice);
 typedef CUresult fn_cuDeviceGetUuid(CUuuid *, CUdevice);
 typedef CUresult fn_cuDeviceGetUuid_v2(CUuuid *, CUdevice);
+typedef CUresult fn_cuDevicePrimaryCtxGetState(CUdevice, unsigned int *flags, int *active);
 typedef CUresult fn_cuDevicePrimaryCtxRelease(CUdevice);
 typedef CUresult fn_cuDevicePrimaryCtxRelease_v2(CUdevice);
 typedef CUresult fn_cuDevicePrimaryCtxReset(CUdevice);
@@ -137,6 +139,11 @@ typedef CUresult fn_cuMemPrefetchAsync(CUdeviceptr, size_t, CUdevice, CUstream);
 typedef CUresult fn_cuMemPrefetchAsync_ptsz(CUdeviceptr, size_t, CUdevice, CUstream);
 typedef CUresult fn_cuMemPrefetchAsync_v2(CUdeviceptr, size_t, CUmemLocation, unsigned int flags, CUstream);
 typedef CUresult fn_cuMemPrefetchAsync_v2_ptsz(CUdeviceptr, size_t, CUmemLocation, unsigned int flags, CUstream);
+typedef CUresult fn_cuMemPrefetchBatchAsync(CUdeviceptr *, size_t *, size_t count, CUmemLocation *, size_t *first, size_t places,
+					    unsigned long long flags, CUstream);
+typedef fn_cuMemPrefetchBatchAsync fn_cuMemPrefetchBatchAsync_ptsz;
+typedef fn_cuMemPrefetchBatchAsync fn_cuMemDiscardAndPrefetchBatchAsync;
+typedef fn_cuMemPrefetchBatchAsync fn_cuMemDiscardAndPrefetchBatchAsync_ptsz;
 typedef CUresult fn_cuMemAlloc(CUdeviceptr_v1 *, unsigned int);
 typedef CUresult fn_cuMemAlloc_v2(CUdeviceptr *, size_t);
 typedef CUresult fn_cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int flags);

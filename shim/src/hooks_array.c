@@ -114,8 +114,7 @@ static CUresult end(struct creation *c, CUresult result, const void *handle)
 		return result;
 	}
 	struct track_block b = { .pointer = key, .bytes = c->small, .owner = c->owner, .gpu = (int16_t)c->gpu, .kind = TRACK_ARRAY };
-	if (track_put(&b) != 0)
-		debug_line("array", "not tracked, out of host memory", c->small);
+	charge_track(&b, "array");
 	account_count_alloc();
 	return result;
 }

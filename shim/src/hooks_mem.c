@@ -35,7 +35,7 @@ CUresult hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 		return real(pointer, bytes);
 	if (!charge_begin_spill(&c, "cuMemAlloc", ACCOUNT_DEVICE, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = c.counter == ACCOUNT_SWAP ? swap_take(pointer, bytes, CU_MEM_ATTACH_GLOBAL) : real(pointer, bytes);
+	CUresult result = c.counter == ACCOUNT_SWAP ? swap_take(pointer, bytes, CU_MEM_ATTACH_GLOBAL, c.gpu, c.bytes) : real(pointer, bytes);
 	return charge_end(&c, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 EXPORT(cuMemAlloc_v2);
@@ -50,7 +50,7 @@ CUresult hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int
 		return real(pointer, bytes, flags);
 	if (!charge_begin_spill(&c, "cuMemAllocManaged", ACCOUNT_MANAGED, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = c.counter == ACCOUNT_SWAP ? swap_take(pointer, bytes, flags) : real(pointer, bytes, flags);
+	CUresult result = c.counter == ACCOUNT_SWAP ? swap_take(pointer, bytes, flags, c.gpu, c.bytes) : real(pointer, bytes, flags);
 	return charge_end(&c, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 EXPORT(cuMemAllocManaged);

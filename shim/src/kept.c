@@ -561,8 +561,7 @@ bool kept_end_piece(struct kept_call *c, uint64_t pointer, uint64_t bytes)
 		.kind = TRACK_PIECE,
 	};
 	/* Not tracked, a pool that is destroyed keeps its charge. */
-	if (track_put(&b) != 0)
-		debug_line("piece", "not tracked, out of host memory", bytes);
+	charge_track(&b, "piece");
 	account_count_alloc();
 	return finish(c, pointer, b.bytes, false);
 }
@@ -607,6 +606,8 @@ struct kept *kept_closing(CUmemoryPool pool)
 
 void kept_closed(struct kept *k, CUresult result)
 {
+	/* Asked before the lock is held: it may be the driver that answers. */
+	int gpu = k == NULL ? -1 : device_gpu(k->device);
 	if (k == NULL || !take(k))
 		return;
 	if (result != CUDA_SUCCESS) {
@@ -617,7 +618,7 @@ void kept_closed(struct kept *k, CUresult result)
 	k->state = CLOSED;
 	k->holes = 0;
 	word_store(&k->pool, 0);
-	leave(k, device_gpu(k->device));
+	leave(k, gpu);
 }
 
 uint64_t kept_shrunk(struct kept *k)

@@ -39,36 +39,47 @@ static CUresult advise_host(CUdeviceptr pointer, size_t bytes)
 	return v1 != NULL ? v1(pointer, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult swap_take(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
+/* False: there is no place for it. */
+static bool put(uint64_t pointer, uint64_t size, int gpu, uint64_t charged)
+{
+	struct memory *m = locked();
+	uint64_t place = BLOCKS;
+	if (m == NULL)
+		return false;
+	for (uint64_t i = 0; i < BLOCKS; i++) {
+		const struct block *b = &m->blocks[i];
+		/* What began there was freed on a way that we did not see. */
+		if (b->size != 0 && b->start == pointer) {
+			place = i;
+			break;
+		}
+		if (b->size == 0 && place == BLOCKS)
+			place = i;
+		if (i >= m->high && place != BLOCKS)
+			break;
+	}
+	if (place != BLOCKS) {
+		m->blocks[place] = (struct block){ pointer, size, charged, gpu, 0 };
+		if (m->high <= place)
+			m->high = place + 1;
+	}
+	pages_unlock(&m->lock);
+	return place != BLOCKS;
+}
+
+CUresult swap_take(CUdeviceptr *pointer, size_t bytes, unsigned int flags, int gpu, uint64_t charged)
 {
 	fn_cuMemAllocManaged *take = REAL(cuMemAllocManaged);
 	fn_cuMemFree_v2 *give = REAL(cuMemFree_v2);
 	CUdeviceptr got = 0;
 	if (take == NULL || give == NULL || take(&got, bytes, flags) != CUDA_SUCCESS)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (advise_host(got, bytes) != CUDA_SUCCESS) {
+	if (advise_host(got, bytes) != CUDA_SUCCESS || !put(got, bytes, gpu, charged)) {
 		give(got);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*pointer = got;
 	return CUDA_SUCCESS;
-}
-
-void swap_put(uint64_t pointer, uint64_t size, int gpu, uint64_t charged)
-{
-	struct memory *m = locked();
-	if (m == NULL)
-		return;
-	for (uint64_t i = 0; i < BLOCKS; i++) {
-		if (m->blocks[i].size != 0)
-			continue;
-		m->blocks[i] = (struct block){ pointer, size, charged, gpu, 0 };
-		if (m->high <= i)
-			m->high = i + 1;
-		break;
-	}
-	/* Where there is no place, the block stays charged as on the host, wherever it goes. */
-	pages_unlock(&m->lock);
 }
 
 bool swap_gone(uint64_t pointer)

@@ -12,11 +12,11 @@
 
 #include "driver_api.h"
 
-/* Takes managed memory that stays on the host. CUDA_ERROR_OUT_OF_MEMORY if that is not possible. */
-CUresult swap_take(CUdeviceptr *pointer, size_t bytes, unsigned int flags);
-
-/* Remembers what is charged for the block at pointer. */
-void swap_put(uint64_t pointer, uint64_t size, int gpu, uint64_t charged);
+/*
+ * Takes managed memory that stays on the host, and remembers what is charged for it, without which
+ * it could be drawn in unseen. CUDA_ERROR_OUT_OF_MEMORY if either is not possible.
+ */
+CUresult swap_take(CUdeviceptr *pointer, size_t bytes, unsigned int flags, int gpu, uint64_t charged);
 
 /* The block is gone: whether it was still charged as on the host; otherwise as managed. */
 bool swap_gone(uint64_t pointer);

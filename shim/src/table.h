@@ -94,6 +94,8 @@
 	ROW(CUDA, cuMemAllocPitch_v2, cuMemAllocPitch, 3020, ANY)                                \
 	ROW(CUDA, cuMemAlloc_v2, cuMemAlloc, 3020, ANY)                                          \
 	ROW(CUDA, cuMemCreate, cuMemCreate, 10020, ANY)                                          \
+	ROW(CUDA, cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync, 13000, ANY) \
+	ROW(CUDA, cuMemDiscardAndPrefetchBatchAsync_ptsz, cuMemDiscardAndPrefetchBatchAsync, 13000, PER_THREAD) \
 	ROW(CUDA, cuMemFree, cuMemFree, 2000, ANY)                                               \
 	ROW(CUDA, cuMemFreeAsync, cuMemFreeAsync, 11020, ANY)                                    \
 	ROW(CUDA, cuMemFreeAsync_ptsz, cuMemFreeAsync, 11020, PER_THREAD)                        \
@@ -113,6 +115,8 @@
 	ROW(CUDA, cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync, 8000, PER_THREAD)                 \
 	ROW(CUDA, cuMemPrefetchAsync_v2, cuMemPrefetchAsync, 12020, ANY)                         \
 	ROW(CUDA, cuMemPrefetchAsync_v2_ptsz, cuMemPrefetchAsync, 12020, PER_THREAD)             \
+	ROW(CUDA, cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync, 13000, ANY)                  \
+	ROW(CUDA, cuMemPrefetchBatchAsync_ptsz, cuMemPrefetchBatchAsync, 13000, PER_THREAD)      \
 	ROW(CUDA, cuMemRelease, cuMemRelease, 10020, ANY)                                        \
 	ROW(CUDA, cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000, ANY)          \
 	ROW(CUDA, cuMemUnmap, cuMemUnmap, 10020, ANY)                                            \
@@ -157,6 +161,7 @@
 	ROW(CUDA, cuDeviceGetMemPool, cuDeviceGetMemPool, 11020, ANY)                             \
 	ROW(CUDA, cuDeviceGetUuid, cuDeviceGetUuid, 9020, ANY)                                    \
 	ROW(CUDA, cuDeviceGetUuid_v2, cuDeviceGetUuid, 11040, ANY)                                \
+	ROW(CUDA, cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000, ANY)              \
 	ROW(CUDA, cuGraphChildGraphNodeGetGraph, cuGraphChildGraphNodeGetGraph, 10000, ANY)       \
 	ROW(CUDA, cuGraphGetNodes, cuGraphGetNodes, 10000, ANY)                                   \
 	ROW(CUDA, cuGraphMemAllocNodeGetParams, cuGraphMemAllocNodeGetParams, 11040, ANY)         \

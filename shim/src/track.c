@@ -158,14 +158,15 @@ static uint32_t new_entry(struct table *t)
 	return n + 1;
 }
 
-static int add(struct table *t, const struct entry *fresh, uint64_t hash)
+/* 1: the driver gave it out again, so it was freed on a way that we did not see; *stale is what it was. */
+static int add(struct table *t, const struct entry *fresh, uint64_t hash, struct entry *stale)
 {
 	struct entry *e;
 	uint32_t place;
 	if (find(t, fresh->key, hash, &place, &e)) {
-		/* The driver gave it out again, so it was freed on a way that we did not see. */
+		*stale = *e;
 		*e = *fresh;
-		return 0;
+		return 1;
 	}
 	if ((t->index == NULL || t->count >= (t->mask + 1) / 2) && !grow_index(t))
 		return -ENOMEM;
@@ -205,17 +206,26 @@ static void unpack(const struct entry *e, struct track_block *block)
 	block->kind = e->kind;
 }
 
-int track_put(const struct track_block *block)
+int track_replace(const struct track_block *block, struct track_block *stale)
 {
-	struct entry fresh = { block->pointer, block->bytes, block->owner, block->gpu, block->kind, 1, 0 };
+	struct entry fresh = { block->pointer, block->bytes, block->owner, block->gpu, block->kind, 1, 0 }, was;
 	uint64_t hash = block_hash(fresh.key);
 	struct shard *all = shards();
 	struct shard *s = all != NULL ? locked(all, hash) : NULL;
 	if (s == NULL)
 		return -ENOMEM;
-	int r = add(&s->blocks, &fresh, hash);
+	int r = add(&s->blocks, &fresh, hash, &was);
+	if (r > 0)
+		unpack(&was, stale);
 	pages_unlock(&s->lock);
 	return r;
+}
+
+int track_put(const struct track_block *block)
+{
+	struct track_block stale;
+	int r = track_replace(block, &stale);
+	return r < 0 ? r : 0;
 }
 
 bool track_take(uint64_t pointer, struct track_block *block)
@@ -283,7 +293,7 @@ static uint64_t small_key(int gpu, uint64_t pointer)
 
 bool track_small_enter(int gpu, uint64_t pointer)
 {
-	struct entry fresh = { small_key(gpu, pointer), 1, 0, 0, 0, 1, 0 }, *e;
+	struct entry fresh = { small_key(gpu, pointer), 1, 0, 0, 0, 1, 0 }, was, *e;
 	uint32_t place;
 	uint64_t hash = hash_of(fresh.key);
 	struct shard *all = shards();
@@ -292,7 +302,7 @@ bool track_small_enter(int gpu, uint64_t pointer)
 		return true; /* over-counted, never under-counted */
 	bool first = !find(&s->small, fresh.key, hash, &place, &e);
 	if (first)
-		(void)add(&s->small, &fresh, hash); /* without memory it stays charged */
+		(void)add(&s->small, &fresh, hash, &was); /* without memory it stays charged */
 	else
 		e->bytes++;
 	pages_unlock(&s->lock);

@@ -32,6 +32,8 @@ struct track_block {
 /* 0, or -ENOMEM: no memory for the table; the caller keeps the charge and forgets the block
  * (over-counted until the process ends, never under-counted). */
 int track_put(const struct track_block *block);
+/* The same; 1 if *stale was known at that address, whose charge is the caller's to take back. */
+int track_replace(const struct track_block *block, struct track_block *stale);
 
 /* Removes and returns it; false if unknown. */
 bool track_take(uint64_t pointer, struct track_block *block);

@@ -59,6 +59,19 @@ static void the_last_put_wins(void)
 	CHECK(!track_take(0x1000, &b));
 }
 
+static void what_was_there_is_told(void)
+{
+	struct track_block b = block(0x1000, 1), stale = { .pointer = 5 };
+	CHECK_INT(track_replace(&b, &stale), 0);
+	CHECK_U64(stale.pointer, 5);
+	b = block(0x1000, 2);
+	CHECK_INT(track_replace(&b, &stale), 1);
+	check_block(&stale, 0x1000, 1);
+	CHECK(track_take(0x1000, &b));
+	check_block(&b, 0x1000, 2);
+	CHECK_INT(track_replace(&b, &stale), 0);
+}
+
 static uint64_t next(uint64_t *state)
 {
 	*state = *state * UINT64_C(6364136223846793005) + 1442695040888963407;
@@ -248,6 +261,7 @@ int main(int argc, char **argv)
 	static const struct unit_test tests[] = {
 		{ "track: put and take", put_and_take },
 		{ "track: the last put wins", the_last_put_wins },
+		{ "track: says what an address had before", what_was_there_is_told },
 		{ "track: agrees with a model", agrees_with_a_model },
 		{ "track: an owner's blocks go whole", owners_go_whole },
 		{ "track: small blocks count", small_blocks_count },

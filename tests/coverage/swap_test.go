@@ -14,7 +14,7 @@ import (
 // comes to the GPU only as far as the limit allows.
 func TestSwap(t *testing.T) {
 	for _, row := range []string{"cuMemAllocManaged", "cuMemAlloc_v2"} {
-		for _, way := range []string{"prefetch", "prefetch_v2", "advise", "advise_v2"} {
+		for _, way := range []string{"prefetch", "prefetch_v2", "prefetch_batch", "discard_and_prefetch", "advise", "advise_v2", "read_mostly"} {
 			t.Run(row+"/"+way, func(t *testing.T) {
 				t.Parallel()
 				swap(t, row, way)

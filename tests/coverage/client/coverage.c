@@ -215,11 +215,21 @@ static void prefetch(const char *way)
 {
 	struct taken *t = &all[count - 1];
 	CUmemLocation there = { CU_MEM_LOCATION_TYPE_DEVICE, device };
+	CUdeviceptr pointer = t->a;
+	size_t bytes = t->bytes, first = 0;
 	CUresult ret = CUDA_ERROR_INVALID_VALUE;
 	if (strcmp(way, "prefetch") == 0)
 		ret = ASK(cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, CUstream), t->a + t->bytes / 2, 4096, device, NULL);
 	else if (strcmp(way, "prefetch_v2") == 0)
 		ret = ASK(cuMemPrefetchAsync_v2, (CUdeviceptr, size_t, CUmemLocation, unsigned int, CUstream), t->a, t->bytes, there, 0, NULL);
+	else if (strcmp(way, "prefetch_batch") == 0)
+		ret = ASK(cuMemPrefetchBatchAsync, (CUdeviceptr *, size_t *, size_t, CUmemLocation *, size_t *, size_t, unsigned long long, CUstream),
+			  &pointer, &bytes, 1, &there, &first, 1, 0, NULL);
+	else if (strcmp(way, "discard_and_prefetch") == 0)
+		ret = ASK(cuMemDiscardAndPrefetchBatchAsync, (CUdeviceptr *, size_t *, size_t, CUmemLocation *, size_t *, size_t, unsigned long long, CUstream),
+			  &pointer, &bytes, 1, &there, &first, 1, 0, NULL);
+	else if (strcmp(way, "read_mostly") == 0)
+		ret = ASK(cuMemAdvise_v2, (CUdeviceptr, size_t, CUmem_advise, CUmemLocation), t->a, t->bytes, CU_MEM_ADVISE_SET_READ_MOSTLY, there);
 	else if (strcmp(way, "advise") == 0)
 		ret = ASK(cuMemAdvise, (CUdeviceptr, size_t, CUmem_advise, CUdevice), t->a, t->bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device);
 	else if (strcmp(way, "advise_v2") == 0)
