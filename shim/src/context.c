@@ -22,6 +22,7 @@ static bool swap(uintptr_t *handle, uintptr_t old, uintptr_t new)
 }
 
 static uint64_t load_owner(const struct context *c) { return __atomic_load_n(&c->owner, __ATOMIC_RELAXED); }
+static uint64_t load_memory(const struct context *c) { return __atomic_load_n(&c->memory, __ATOMIC_RELAXED); }
 
 static struct context *find(uintptr_t handle)
 {
@@ -40,12 +41,26 @@ static struct context *find_context(CUcontext handle)
 uint64_t context_owner(CUcontext handle)
 {
 	const struct context *c = find_context(handle);
-	return c == NULL ? 0 : load_owner(c);
+	return c == NULL ? 0 : load_memory(c);
+}
+
+/* The context that has the memory: of a green one, the primary context. */
+static struct context *find_memory(CUcontext handle)
+{
+	struct context *c = find_context(handle);
+	uint64_t memory = c == NULL ? 0 : load_memory(c);
+	if (memory == 0 || load_owner(c) == memory)
+		return c;
+	unsigned int n = __atomic_load_n(&high, __ATOMIC_ACQUIRE);
+	for (unsigned int i = 0; i < n; i++)
+		if (__atomic_load_n(&contexts[i].handle, __ATOMIC_ACQUIRE) > BUSY && load_owner(&contexts[i]) == memory)
+			return &contexts[i];
+	return NULL;
 }
 
 int64_t context_grow(CUcontext handle, int64_t bytes)
 {
-	struct context *c = find_context(handle);
+	struct context *c = find_memory(handle);
 	return c == NULL ? 0 : __atomic_fetch_add(&c->grown, bytes, __ATOMIC_ACQ_REL);
 }
 
@@ -91,19 +106,21 @@ void context_restore(const struct context *context)
 		__atomic_store_n(&c->grown, context->grown, __ATOMIC_RELAXED);
 		__atomic_store_n(&c->attached, context->attached, __ATOMIC_RELAXED);
 		__atomic_store_n(&c->owner, context->owner, __ATOMIC_RELAXED);
+		__atomic_store_n(&c->memory, context->memory, __ATOMIC_RELAXED);
 		__atomic_store_n(&c->handle, context->handle, __ATOMIC_RELEASE);
 		raise_high(i + 1);
 		return;
 	}
 }
 
-uint64_t context_put_green(CUcontext handle, int gpu, uint64_t bytes, CUdevice primary)
+static uint64_t put(CUcontext handle, int gpu, uint64_t bytes, CUdevice primary, uint64_t memory)
 {
 	struct context c = { .handle = 0 }, gone;
 	while (context_take(handle, &gone))
 		context_settle(&gone);
 	c.handle = (uintptr_t)handle;
 	c.owner = __atomic_add_fetch(&owners, 1, __ATOMIC_RELAXED);
+	c.memory = primary < 0 ? c.owner : memory;
 	c.bytes = bytes;
 	c.gpu = gpu;
 	c.primary = primary;
@@ -111,7 +128,12 @@ uint64_t context_put_green(CUcontext handle, int gpu, uint64_t bytes, CUdevice p
 	return c.owner;
 }
 
-uint64_t context_put(CUcontext handle, int gpu, uint64_t bytes) { return context_put_green(handle, gpu, bytes, -1); }
+uint64_t context_put(CUcontext handle, int gpu, uint64_t bytes) { return put(handle, gpu, bytes, -1, 0); }
+
+void context_put_green(CUcontext handle, int gpu, uint64_t bytes, CUdevice primary, uint64_t memory)
+{
+	(void)put(handle, gpu, bytes, primary, memory);
+}
 
 /* The caller knows what it wants to take; another thread may have been faster. */
 static bool take(struct context *c, uintptr_t handle, struct context *context)
@@ -120,6 +142,7 @@ static bool take(struct context *c, uintptr_t handle, struct context *context)
 		return false;
 	context->handle = handle;
 	context->owner = load_owner(c);
+	context->memory = load_memory(c);
 	context->bytes = c->bytes;
 	context->gpu = c->gpu;
 	context->primary = c->primary;
@@ -159,7 +182,8 @@ static void uncharge(const struct track_block *block, void *arg)
 
 void context_settle(const struct context *c)
 {
-	track_take_owner(c->owner, uncharge, NULL);
+	if (c->memory == c->owner)
+		track_take_owner(c->owner, uncharge, NULL);
 	account_release(c->gpu, ACCOUNT_DEVICE, c->bytes);
 	account_release(c->gpu, ACCOUNT_DEVICE, context_grown_bytes(c->grown));
 	kept_context_gone(c->gpu);

@@ -14,6 +14,7 @@
 struct context {
 	uintptr_t handle;
 	uint64_t owner;
+	uint64_t memory; /* what its blocks are tracked under: its own number, or of a green one the primary context's */
 	uint64_t bytes; /* charged for the context itself */
 	int64_t grown;  /* by its limits: stacks, heap, printing */
 	int gpu;
@@ -27,8 +28,9 @@ uint64_t context_owner(CUcontext handle);
 /* Remembers a new context and returns its owner number. A known one of the same handle is gone
  * and is settled. */
 uint64_t context_put(CUcontext handle, int gpu, uint64_t bytes);
-/* The same for a green one, that keeps a device's primary context. */
-uint64_t context_put_green(CUcontext handle, int gpu, uint64_t bytes, CUdevice primary);
+/* The same for a green one, that keeps a device's primary context (owner number memory), to which
+ * belongs what is allocated, loaded and set while it is current: a green one has multiprocessors, no memory. */
+void context_put_green(CUcontext handle, int gpu, uint64_t bytes, CUdevice primary, uint64_t memory);
 
 /* Says that a context's limits make it larger by so much, and returns by how much they had. What
  * is charged for that is context_grown_bytes of the sum. */

@@ -245,7 +245,10 @@ EXPORT(cuCtxSetLimit);
 
 /*
  * A primary context lives from the first retain to the last release, or to a reset. references
- * counts the retains that the driver granted; whoever takes it from 0 to 1 owes the charge.
+ * counts the retains that the driver granted; whoever takes it from 0 to 1 owes the charge. A reset
+ * ends the context and not what was retained: the driver goes on counting where we begin anew. So
+ * after a release it is asked whether the context is there, and counting only keeps apart from
+ * each other those who retain and release at once.
  */
 static struct primary {
 	int references;
@@ -343,13 +346,26 @@ uint64_t primary_owner(CUdevice device)
 	return p == NULL ? 0 : __atomic_load_n(&p->owner, __ATOMIC_ACQUIRE);
 }
 
+/* Where the driver does not say it, the count does. */
+static bool primary_is_there(CUdevice device, int references)
+{
+	unsigned int flags;
+	int active;
+	fn_cuDevicePrimaryCtxGetState *get = REAL(cuDevicePrimaryCtxGetState);
+	return get != NULL && get(device, &flags, &active) == CUDA_SUCCESS ? active != 0 : references > 1;
+}
+
 void primary_released(CUdevice device, uint64_t owner)
 {
 	struct primary *p = primary_of(device);
-	int n = p == NULL ? 0 : __atomic_load_n(&p->references, __ATOMIC_ACQUIRE);
-	while (n > 0 && !__atomic_compare_exchange_n(&p->references, &n, n - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-		;
-	if (n == 1)
+	int n = p == NULL ? 0 : __atomic_load_n(&p->references, __ATOMIC_ACQUIRE), left;
+	/* Another thread's retain or release between the question and this: asked again. */
+	do {
+		if (n == 0)
+			return;
+		left = !primary_is_there(device, n) ? 0 : n > 1 ? n - 1 : 1;
+	} while (!__atomic_compare_exchange_n(&p->references, &n, left, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+	if (left == 0)
 		primary_gone(owner);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hooks_green.c: green contexts. One costs what a context costs and keeps its device's primary
- * context besides; what is allocated while it is current goes with it.
+ * context besides. Memory is the primary context's, whichever of them is current: the driver treats
+ * a green one as the primary context with fewer multiprocessors, and does not free when it is destroyed.
  */
 #include "account.h"
 #include "charge.h"
@@ -10,7 +11,7 @@
 #include "hooks_ctx.h"
 #include "real.h"
 
-/* What the memory of a green context is tracked under. */
+/* The handle by which it is current. */
 static CUcontext context_of(CUgreenCtx green)
 {
 	CUcontext context = NULL;
@@ -60,7 +61,7 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, C
 			account_release(c.gpu, ACCOUNT_DEVICE, c.bytes);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	context_put_green(context_of(got), c.gpu, c.gpu < 0 ? 0 : c.bytes, device);
+	context_put_green(context_of(got), c.gpu, c.gpu < 0 ? 0 : c.bytes, device, primary_owner(device));
 	*green = got;
 	return result;
 }

@@ -144,7 +144,7 @@ static void part_green(void)
 	same();
 	CHECK_INT(CALL(cuDevicePrimaryCtxRetain, &primary, 0), 0);
 	same();
-	/* What is allocated there goes with it. */
+	/* What is allocated and set there is the primary context's, and stays. */
 	CHECK_INT(from(&its, green), 0);
 	CHECK_INT(set_current(its), 0);
 	CHECK_INT(CALL(cuMemAlloc_v2, &p, 64 * MIB), 0);
@@ -154,10 +154,16 @@ static void part_green(void)
 	CHECK_INT(CALL(cuGreenCtxDestroy, green), ANY_ERROR);
 	same();
 	CHECK_INT(CALL(cuGreenCtxDestroy, green), 0);
-	CHECK_U64(live(), 2 * FAKE_CONTEXT_BYTES);
+	CHECK_U64(live(), 2 * FAKE_CONTEXT_BYTES + (64 + 56) * MIB);
 	same();
+	CHECK_INT(CALL(cuMemFree_v2, p), 0);
+	CHECK_U64(live(), 2 * FAKE_CONTEXT_BYTES + 56 * MIB);
+	same();
+	CHECK_INT(from(&its, second), 0);
+	CHECK_INT(set_current(its), 0);
+	CHECK_INT(CALL(cuMemAlloc_v2, &p, 512), 0);
 	CHECK_INT(CALL(cuDevicePrimaryCtxRelease_v2, 0), 0);
-	CHECK_U64(live(), 2 * FAKE_CONTEXT_BYTES);
+	CHECK_U64(live(), 2 * FAKE_CONTEXT_BYTES + (56 + 2) * MIB);
 	same();
 	CHECK_INT(CALL(cuGreenCtxDestroy, second), 0);
 	CHECK_U64(live(), 0);

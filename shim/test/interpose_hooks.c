@@ -246,6 +246,34 @@ static void part_no_context(void)
 	CHECK_U64(charged(0), 0);
 }
 
+/* Blocks that went on a way that nobody saw: their charge goes when the driver gives out the address again. */
+static void part_unseen(void)
+{
+	fn_cuMemFree_v2 *theirs;
+	CUdeviceptr p, q;
+	start_in_context();
+	theirs = (fn_cuMemFree_v2 *)FAKE(cuda, fake_address, void *, const char *)("cuMemFree_v2");
+	static const uint64_t sizes[] = { 64 * MIB, 512 };
+	for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+		for (int times = 0; times < 3; times++) {
+			CHECK_INT(CALL(cuMemAlloc_v2, &p, sizes[i]), 0);
+			CHECK_INT(theirs(p), 0);
+			CHECK_INT(CALL(cuMemAlloc_v2, &q, sizes[i]), 0);
+			CHECK_U64(q, p);
+			same();
+			CHECK_INT(CALL(cuMemFree_v2, q), 0);
+			same();
+		}
+	}
+	CHECK_INT(CALL(cuMemAllocManaged, &p, 64 * MIB, 1), 0);
+	CHECK_INT(theirs(p), 0);
+	CHECK_INT(CALL(cuMemAlloc_v2, &q, 64 * MIB), 0);
+	CHECK_U64(q, p);
+	same();
+	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+	CHECK_U64(charged(0), 0);
+}
+
 /* ---- contexts ---- */
 
 static void part_contexts(void)
@@ -329,6 +357,20 @@ static void part_primary(void)
 		CHECK_U64(charged(0), 0);
 		CHECK_INT(reset(0), 0);
 		CHECK_U64(live(), 0);
+		/* The driver goes on counting: what is made now is there until those are released, too. */
+		CHECK_INT(CALL(cuDevicePrimaryCtxRetain, &c, 0), 0);
+		CHECK_INT(CALL(cuMemAlloc_v2, &p, 64 * MIB), 0);
+		for (int i = 0; i < 2; i++) {
+			CHECK_INT(release(0), 0);
+			CHECK_U64(live(), FAKE_CONTEXT_BYTES + 64 * MIB);
+			same();
+		}
+		CHECK_INT(CALL(cuMemFree_v2, p), 0);
+		same();
+		CHECK_INT(release(0), 0);
+		CHECK_U64(live(), 0);
+		CHECK_U64(charged(0), 0);
+		CHECK_INT(release(0), 201);
 		/* Both devices, each for itself. */
 		CHECK_INT(CALL(cuDevicePrimaryCtxRetain, &c, 0), 0);
 		CHECK_INT(CALL(cuDevicePrimaryCtxRetain, &again, 1), 0);
@@ -805,6 +847,7 @@ static const struct part parts[] = {
 	{ "managed", part_managed },
 	{ "failures", part_failures },
 	{ "no_context", part_no_context },
+	{ "unseen", part_unseen },
 	{ "contexts", part_contexts },
 	{ "primary", part_primary },
 	{ "views", part_views },
@@ -828,6 +871,7 @@ static void test_small(void) { play_part("small"); }
 static void test_pitch(void) { play_part("pitch"); }
 static void test_managed(void) { play_part("managed"); }
 static void test_no_context(void) { play_part("no_context"); }
+static void test_unseen(void) { play_part("unseen"); }
 static void test_contexts(void) { play_part("contexts"); }
 static void test_primary(void) { play_part("primary"); }
 static void test_nvml_errors(void) { play_part("nvml_errors"); }
@@ -902,6 +946,7 @@ int main(int argc, char **argv)
 		{ "cuMemAllocManaged", test_managed },
 		{ "a driver that fails everywhere", test_failures },
 		{ "no context, no such device", test_no_context },
+		{ "an address that is given out again without a free", test_unseen },
 		{ "cuCtxCreate v1 to v4, cuCtxDestroy v1 and v2", test_contexts },
 		{ "primary contexts: retain, release, reset", test_primary },
 		{ "cuMemGetInfo, cuDeviceTotalMem, NVML show the grant", test_views },

@@ -44,7 +44,7 @@ static _Atomic uint64_t total = FAKE_TOTAL, pitch_unit = 512;
 static _Atomic int initialised, internal, driver_version = 12080;
 _Thread_local struct CUctx_st *current;
 static struct CUctx_st primaries[DEVICES];
-static int references[DEVICES];
+static int references[DEVICES], active[DEVICES];
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- recording ---- */
@@ -120,7 +120,7 @@ static int allocate(enum kind kind, uint64_t bytes, int is_managed, uint64_t *po
 		heaps[kind].first_free = n;
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		heaps[kind].blocks[n] = (struct block){ bytes, current, 0, (uint8_t)is_managed };
+		heaps[kind].blocks[n] = (struct block){ bytes, keeper(), 0, (uint8_t)is_managed };
 		if (is_managed)
 			managed += whole(bytes);
 		*pointer = base[kind] + ((uint64_t)n << (kind == LARGE ? LARGE_SHIFT : SMALL_SHIFT));
@@ -472,9 +472,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (error != CUDA_SUCCESS)
 		return error;
 	pthread_mutex_lock(&primary_lock);
-	if (references[device] == 0 && !take_bytes(FAKE_CONTEXT_BYTES)) {
+	if (!active[device] && !take_bytes(FAKE_CONTEXT_BYTES)) {
 		error = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
+		active[device] = 1;
 		references[device]++;
 		primaries[device].device = device;
 		*context = &primaries[device];
@@ -483,21 +484,40 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return error;
 }
 
-static CUresult primary_release(CUdevice device, int all)
+/* A reset ends the context; what was retained is still to be released. */
+static CUresult primary_release(CUdevice device, int reset)
 {
 	int error = device_error(device);
 	if (error != CUDA_SUCCESS)
 		return error;
 	pthread_mutex_lock(&primary_lock);
-	if (references[device] == 0) {
-		error = all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+	if (!reset && references[device] == 0) {
+		error = CUDA_ERROR_INVALID_CONTEXT;
 	} else {
-		references[device] = all ? 0 : references[device] - 1;
-		if (references[device] == 0)
+		references[device] -= !reset;
+		if (active[device] && (reset || references[device] == 0)) {
 			release_context(&primaries[device]);
+			active[device] = 0;
+		}
 	}
 	pthread_mutex_unlock(&primary_lock);
 	return error;
+}
+
+API fn_cuDevicePrimaryCtxGetState cuDevicePrimaryCtxGetState;
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *is_active)
+{
+	ENTER();
+	if (flags == NULL || is_active == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	int error = device_error(device);
+	if (error != CUDA_SUCCESS)
+		return error;
+	pthread_mutex_lock(&primary_lock);
+	*flags = 0;
+	*is_active = active[device];
+	pthread_mutex_unlock(&primary_lock);
+	return CUDA_SUCCESS;
 }
 
 API fn_cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease;

@@ -61,7 +61,7 @@ API CUresult cuCtxGetLimit(size_t *value, int limit)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (value == NULL || limit < 0 || limit > 2)
 		return CUDA_ERROR_INVALID_VALUE;
-	*value = (size_t)(first[limit] + current->limits[limit]);
+	*value = (size_t)(first[limit] + keeper()->limits[limit]);
 	return CUDA_SUCCESS;
 }
 
@@ -76,16 +76,16 @@ CUresult cuCtxSetLimit(int limit, size_t value)
 	int64_t is = (int64_t)(limit == 0 ? (value + 15) / 16 * 16 : value) - first[limit];
 	int64_t whole = 0;
 	for (int i = 0; i < 3; i++)
-		whole += (i == limit ? is : current->limits[i]) * (i == 0 ? FAKE_PROCESSORS * FAKE_PROCESSOR_THREADS : 1);
+		whole += (i == limit ? is : keeper()->limits[i]) * (i == 0 ? FAKE_PROCESSORS * FAKE_PROCESSOR_THREADS : 1);
 	if (whole > 0)
 		whole = (whole + (int64_t)BLOCK - 1) / (int64_t)BLOCK * (int64_t)BLOCK;
-	int64_t bytes = whole - current->grown;
+	int64_t bytes = whole - keeper()->grown;
 	if (bytes > 0 && !take_bytes((uint64_t)bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (bytes < 0)
 		live -= (uint64_t)-bytes;
-	current->grown += bytes;
-	current->limits[limit] = is;
+	keeper()->grown += bytes;
+	keeper()->limits[limit] = is;
 	return CUDA_SUCCESS;
 }
 
@@ -122,6 +122,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 	if (*green == NULL)
 		abort();
 	(*green)->context.device = device;
+	(*green)->context.primary = primary;
 	return CUDA_SUCCESS;
 }
 
@@ -168,7 +169,7 @@ static struct module *load(int library)
 			m = &modules[i];
 	if (m == NULL)
 		abort();
-	*m = (struct module){ current, library, 1 };
+	*m = (struct module){ keeper(), library, 1 };
 	pthread_mutex_unlock(&lock);
 	return m;
 }

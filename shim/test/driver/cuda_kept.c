@@ -581,13 +581,13 @@ static CUresult array(CUarray *out, uint64_t bytes)
 		if (++a == arrays + ARRAYS)
 			abort();
 	if (bare) {
-		*a = (struct CUarray_st){ 1, 1, current };
+		*a = (struct CUarray_st){ 1, 1, keeper() };
 		*out = a;
 	} else if (!take_bytes(bytes > BLOCK / 2 ? whole(bytes) : whole(small_bytes + bytes) - whole(small_bytes))) {
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
 		small_bytes += bytes > BLOCK / 2 ? 0 : bytes;
-		*a = (struct CUarray_st){ bytes, 0, current };
+		*a = (struct CUarray_st){ bytes, 0, keeper() };
 		*out = a;
 	}
 	return locked(result);

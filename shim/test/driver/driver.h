@@ -30,6 +30,7 @@ struct CUctx_st {
 	int attached;     /* cuCtxAttach, beyond the first */
 	int64_t grown;    /* by its limits */
 	int64_t limits[3]; /* as they differ from those that it was made with */
+	struct CUctx_st *primary; /* of a green one: memory, modules and limits are the primary one's */
 };
 
 /* Gives back what the context and its blocks took, not the context itself. */
@@ -45,6 +46,7 @@ int release_piece(uint64_t pointer);
 int release_pointer(uint64_t pointer);
 
 extern _Thread_local struct CUctx_st *current;
+static inline struct CUctx_st *keeper(void) { return current != NULL && current->primary != NULL ? current->primary : current; }
 
 /* What is on the GPU. take_bytes: 0: it is full. */
 extern _Atomic uint64_t live, managed;

@@ -751,6 +751,9 @@ static void give_made(const struct row *r, struct taken *t)
 		CALL(cuMemAddressFree, (CUdeviceptr, size_t), t->a, t->bytes);
 	if (is(r, "cuMulticastUnbind"))
 		release(t->a);
+	/* A reset does not release what was retained. */
+	if (strncmp(r->symbol, "cuDevicePrimaryCtxReset", 23) == 0 && t->b)
+		CALL(cuDevicePrimaryCtxRelease_v2, (CUdevice), device);
 }
 
 /* It must be the current one. */

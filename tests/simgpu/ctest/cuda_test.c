@@ -333,7 +333,11 @@ static void contexts(void)
 	OK(cuDevicePrimaryCtxReset_v2(0));
 	OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
 	WANT(active, 0);
+	/* What was retained before the reset is still to be released. */
 	OK(cuDevicePrimaryCtxRetain(&again, 0));
+	OK(cuDevicePrimaryCtxRelease_v2(0));
+	OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+	WANT(active, 1);
 }
 
 static void linear_memory(void)

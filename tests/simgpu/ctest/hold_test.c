@@ -1275,7 +1275,8 @@ static void green_contexts(void)
 	CUdevResourceDesc desc;
 	CUgreenCtx green, of;
 	CUstream stream;
-	CUdeviceptr p;
+	CUdeviceptr p, stays;
+	size_t heap;
 
 	OK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
 	WANT(all.sm.smCount, 40);
@@ -1295,7 +1296,8 @@ static void green_contexts(void)
 	OK(cuCtxPushCurrent_v2(ctx));
 	OK(cuCtxGetDevResource(NULL, &rest, CU_DEV_RESOURCE_TYPE_SM));
 	WANT(rest.sm.smCount, 16);
-	OK(cuMemAlloc_v2(&p, 10 * MIB));
+	OK(cuMemAlloc_v2(&stays, 10 * MIB));
+	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 16 * MIB));
 	WANT(cuCtxDestroy_v2(ctx), CUDA_ERROR_INVALID_CONTEXT);
 	OK(cuCtxPopCurrent_v2(NULL));
 	OK(cuGreenCtxStreamCreate(&stream, green, 1, 0));
@@ -1306,7 +1308,13 @@ static void green_contexts(void)
 	OK(cuGreenCtxDestroy(green));
 	WANT(cuGreenCtxDestroy(green), CUDA_ERROR_INVALID_HANDLE);
 	OK(cuCtxSynchronize());
-	WANT(used(), before); /* with what was allocated in it */
+	/* What was allocated and set in it is the primary context's. */
+	WANT(used() - before, 18 * MIB);
+	OK(cuMemFree_v2(stays));
+	OK(cuCtxGetLimit(&heap, CU_LIMIT_MALLOC_HEAP_SIZE));
+	WANT(heap, 16 * MIB);
+	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB));
+	WANT(used(), before);
 	OK(cuCtxGetCurrent(&ctx));
 	WANT(ctx == current, 1);
 }

@@ -141,6 +141,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *desc)
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
+	ctx = keeper(ctx);
 	size = out && desc ? level_size(desc, 0) : 0;
 	ret = size > 0 ? unsafe() : CUDA_ERROR_INVALID_VALUE;
 	a = ret == CUDA_SUCCESS ? calloc(1, sizeof(*a)) : NULL;
@@ -388,6 +389,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRA
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
+	ctx = keeper(ctx);
 	size = mipmap && desc && levels > 0 ? all_levels(desc, usable_levels(desc, levels)) : 0;
 	ret = size > 0 ? unsafe() : CUDA_ERROR_INVALID_VALUE;
 	if (ret == CUDA_SUCCESS && !unbacked(desc))

@@ -439,6 +439,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
+	ctx = keeper(ctx);
 	if (!value || (size_t)limit >= sizeof(ctx->limits) / sizeof(ctx->limits[0]))
 		ret = CUDA_ERROR_INVALID_VALUE;
 	else
@@ -471,6 +472,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
+	ctx = keeper(ctx);
 	if ((size_t)limit >= sizeof(ctx->limits) / sizeof(ctx->limits[0]) || value > SIZE_MAX / 2) {
 		ret = CUDA_ERROR_INVALID_VALUE;
 	} else {
@@ -563,8 +565,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 	if (ret != CUDA_SUCCESS)
 		return ret;
 	if (d->primary.handle != 0)
-		deactivate(&d->primary);
-	d->primary_refs = 0;
+		deactivate(&d->primary); /* and what was retained is still to be released */
 	leave();
 	return CUDA_SUCCESS;
 }
@@ -736,7 +737,7 @@ static void release_primary(struct device *d)
 		deactivate(&d->primary);
 }
 
-/* Stands on the primary context, which it keeps. */
+/* Stands on the primary context, which it keeps, and whose memory it uses. */
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
 	CUgreenCtx green = NULL;

@@ -127,6 +127,8 @@ bool context_alive(CUcontext ctx);
 CUcontext current_context(void);
 CUresult enter_given(CUcontext *ctx); /* enter, with ctx or the current one, alive */
 CUgreenCtx green_of(CUcontext ctx);
+/* Whose memory and limits are used while ctx is current: a green context has multiprocessors only. */
+static inline CUcontext keeper(CUcontext ctx) { return ctx->green ? &ctx->dev->primary : ctx; }
 
 /* range.c */
 void *map_device(size_t size, bool low);

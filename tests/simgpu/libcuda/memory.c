@@ -60,6 +60,7 @@ static CUresult allocate(CUdeviceptr *out, size_t size, bool low)
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
+	ctx = keeper(ctx);
 	ret = out && size > 0 ? unsafe() : CUDA_ERROR_INVALID_VALUE;
 	if (ret == CUDA_SUCCESS) {
 		req.arg[0] = ctx->handle;
@@ -159,6 +160,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t size, unsigned int f
 
 	if (ret != CUDA_SUCCESS)
 		return ret;
+	ctx = keeper(ctx);
 	ret = dptr && size > 0 && (flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST) ? unsafe() : CUDA_ERROR_INVALID_VALUE;
 	if (ret == CUDA_SUCCESS) {
 		req.arg[0] = ctx->handle;
