@@ -231,18 +231,30 @@ func checkCRI(path string, tree map[string]any) error {
 // copies says whether a file of ours has to repeat the CRI plugin's section.
 func copies(version, major int) bool { return version < 3 && major < 2 }
 
-// dropIn is where our file goes: as asked, or the last folder that the main file imports, or the
-// folder that newer containerds import by themselves.
-func dropIn(r engine.Request, imports []string) string {
+// dropIn is where our file is, or goes: as asked, or the last folder that the main file imports, or the
+// folder that newer containerds import by themselves. Where others imported a folder since we were installed, ours
+// stays in its own.
+func dropIn(files engine.Files, r engine.Request, imports []string) (string, error) {
 	if r.DropIn != "" {
-		return r.DropIn
+		return r.DropIn, nil
 	}
+	var places []string
 	for _, pattern := range slices.Backward(imports) {
 		if dir, name := filepath.Split(filepath.Clean(pattern)); name == "*.toml" && filepath.IsAbs(dir) && !strings.Contains(dir, "*") {
-			return filepath.Join(dir, DropInName)
+			places = append(places, filepath.Join(dir, DropInName))
 		}
 	}
-	return filepath.Join(filepath.Dir(r.Config), dropInFolder, DropInName)
+	places = append(places, filepath.Join(filepath.Dir(r.Config), dropInFolder, DropInName))
+	for _, path := range places {
+		text, err := engine.ReadOptional(files, path)
+		if err != nil {
+			return "", err
+		}
+		if strings.HasPrefix(string(text), engine.Header) {
+			return path, nil
+		}
+	}
+	return places[0], nil
 }
 
 // imported says whether the main file imports the path already.
@@ -281,7 +293,10 @@ func Install(files engine.Files, r engine.Request) (engine.Plan, error) {
 	if err != nil {
 		return plan, err
 	}
-	path := dropIn(r, imports)
+	path, err := dropIn(files, r, imports)
+	if err != nil {
+		return plan, err
+	}
 	s, err := read(files, r, path)
 	if err != nil {
 		return plan, err
@@ -523,7 +538,10 @@ func Uninstall(files engine.Files, r engine.Request) (engine.Plan, error) {
 	if err != nil {
 		return plan, err
 	}
-	path := dropIn(r, imports)
+	path, err := dropIn(files, r, imports)
+	if err != nil {
+		return plan, err
+	}
 	before, err := engine.ReadOptional(files, path)
 	if err != nil {
 		return plan, err

@@ -106,10 +106,11 @@ func Apply(plan engine.Plan) (undo func() error, err error) {
 	return undo, nil
 }
 
-// keep makes the backup, unless there is one, and says whether it did.
+// keep makes the backup, unless there is one, and says whether it did. One that an earlier installation left, since
+// others had changed the file before its end, is of a state that is gone: it gives way when our runtime comes in anew.
 func keep(c engine.Change) (bool, error) {
-	path := engine.BackupPath(c.Path)
-	if _, err := os.Lstat(path); err == nil {
+	path, ours := engine.BackupPath(c.Path), []byte(engine.WrapperPrefix)
+	if _, err := os.Lstat(path); err == nil && (bytes.Contains(c.Before, ours) || !bytes.Contains(c.After, ours)) {
 		return false, nil
 	}
 	err := write(path, c.Path, c.Before)
