@@ -39,7 +39,7 @@ const (
 
 // ExemptNamespaces are those of which pods have every GPU as a rule: device plugins, the GPU
 // operator, monitors. Who may create pods there is trusted with the node.
-var ExemptNamespaces = []string{"kube-system", "gpu-operator", "nvidia-gpu-operator", "nvidia-device-plugin", "gpufence-system"}
+var ExemptNamespaces = []string{"kube-system", "gpu-operator", "nvidia-gpu-operator", "nvidia-device-plugin", "gpufence"}
 
 // Settings are the parts of config.toml and of the command line that the plugin goes by.
 type Settings struct {

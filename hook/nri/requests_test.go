@@ -3,7 +3,9 @@
 package nri
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
@@ -45,5 +47,16 @@ func TestNothingElseAsks(t *testing.T) {
 		c.Linux.Devices = append(c.Linux.Devices, &api.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: 195})
 	})); err == nil {
 		t.Error("a GPU under another name is not noticed")
+	}
+}
+
+// TestOurOwnNamespace: the chart's pods have every GPU, too, and are not to be refused by us.
+func TestOurOwnNamespace(t *testing.T) {
+	text, err := os.ReadFile("../../packaging/kubernetes/namespace.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(ExemptNamespaces, func(name string) bool { return strings.Contains(string(text), "\n  name: "+name+"\n") }) {
+		t.Errorf("%q have not the chart's namespace:\n%s", ExemptNamespaces, text)
 	}
 }
