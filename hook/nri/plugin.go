@@ -447,8 +447,11 @@ func (p *Plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	}
 	c := readContainer(p.engineNow(), pod, ctr)
 	request, err := plan.Ask(c.input, p.set.Policy)
-	// A container that was created before a change of policy is not judged by what came later.
-	if err != nil || request.Action != plan.ActionPrepare || request.Mode != quota.ModeEnforce || len(request.Claimed) > 0 {
+	switch {
+	case err != nil && len(plan.GPUNodes(c.input.Devices))+len(plan.GPUNames(c.input.Injected)) > 0:
+		// It would have been refused, so that we were away when it was created, or policy has changed since: of one that
+		// gpufenced knows that is no reason.
+	case err != nil || request.Action != plan.ActionPrepare || request.Mode != quota.ModeEnforce || len(request.Claimed) > 0:
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
+
+	gpufence "github.com/gpufence/gpufence/enforcer/api"
 )
 
 // TestNothingElseAsks: what asks a runtime underneath for GPUs is taken away, and a node is known by its numbers.
@@ -58,5 +60,27 @@ func TestOurOwnNamespace(t *testing.T) {
 	}
 	if !slices.ContainsFunc(ExemptNamespaces, func(name string) bool { return strings.Contains(string(text), "\n  name: "+name+"\n") }) {
 		t.Errorf("%q have not the chart's namespace:\n%s", ExemptNamespaces, text)
+	}
+}
+
+// TestStartOfWhatWasNotSeen: a container that would have been refused, and was created while the plugin was away, does
+// not start with its GPU.
+func TestStartOfWhatWasNotSeen(t *testing.T) {
+	e, d := newEngine(t), &daemon{}
+	p := run(t, e, settings(t, e), d)
+	gpu := ctr("s1", func(c *api.Container) {
+		c.Env = nil
+		c.Linux.Devices = []*api.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}}
+	})
+	if err := p.StartContainer(t.Context(), pod(nil), gpu); err == nil || !strings.Contains(err.Error(), "was not registered before its start") {
+		t.Errorf("without a limit: %v", err)
+	}
+	if err := p.StartContainer(t.Context(), pod(map[string]string{"gpufence.dev/memory.max": "4096"}), ctr("s2", env("PATH=/bin"))); err != nil {
+		t.Errorf("without a GPU: %v", err)
+	}
+	c := readContainer(p.engineNow(), pod(nil), gpu)
+	d.set(func(d *daemon) { d.running = []gpufence.Container{{Key: p.key(&c), State: "running"}} })
+	if err := p.StartContainer(t.Context(), pod(nil), gpu); err != nil {
+		t.Errorf("known to gpufenced: %v", err)
 	}
 }
