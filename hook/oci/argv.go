@@ -62,7 +62,7 @@ var (
 		"v": false, "V": false, "usage": false,
 	}
 	createFlags = map[string]bool{
-		"bundle": true, "b": true, "console-socket": true, "pid-file": true, "preserve-fds": true,
+		"bundle": true, "b": true, "console-socket": true, "pid-file": true, "pidfd-socket": true, "preserve-fds": true,
 		"config": true, "f": true,
 		"no-pivot": false, "no-new-keyring": false, "detach": false, "d": false, "keep": false,
 		"no-subreaper": false, "help": false, "h": false, "no-new-privs": false, "usage": false,
@@ -144,6 +144,10 @@ func parseCreate(c Command, args []string) (Command, error) {
 			continue
 		}
 		takes, known := createFlags[name]
+		if !known && mayNameFile(args[i], name) {
+			return c, quota.NewError(quota.CodeUsage, "cannot tell which configuration %s of `%s` means", quota.Quote(args[i]), c.Name).
+				WithHint("write --bundle DIR or --config FILE")
+		}
 		if !known && !hasValue && i+1 < len(args) && !isFlag(args[i+1]) {
 			i++
 			unsure = append(unsure, args[i])
@@ -177,6 +181,13 @@ func parseCreate(c Command, args []string) (Command, error) {
 	}
 	c.ID = words[0]
 	return c, nil
+}
+
+// mayNameFile says whether a flag that is in no table is crun's --bundle or --config, cut short or with its value glued
+// on, as getopt takes them: we would fence another configuration than the one that is started.
+func mayNameFile(arg, name string) bool {
+	glued := !strings.HasPrefix(arg, "--") && (name[0] == 'b' || name[0] == 'f')
+	return glued || strings.HasPrefix("bundle", name) || strings.HasPrefix("config", name)
 }
 
 // splitFlag takes "-name", "--name", "-name=value" and "--name=value" apart; name is empty

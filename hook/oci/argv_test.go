@@ -175,6 +175,22 @@ func TestParseArgsWithoutID(t *testing.T) {
 	}
 }
 
+// TestParseArgsOfUnclearBundles: getopt takes them for the bundle, and we must not fence another one.
+func TestParseArgsOfUnclearBundles(t *testing.T) {
+	for _, args := range []string{
+		"create --bun /b id", "create --bund=/b id", "create -b/b id", "run -f/c.json id", "run --conf c.json id", "create --co=c id", "restore -bundl /b id",
+	} {
+		if c, err := ParseArgs(strings.Fields(args)); !errors.Is(err, quota.CodeUsage) || !strings.Contains(err.Error(), "which configuration") {
+			t.Errorf("%q: %+v %v", args, c, err)
+		}
+	}
+	for _, args := range []string{"create --pidfd-socket /s --bundle /b id", "create --bundle /b --cons x id", "create --bundle /b -x id", "state -b/b id", "create --bundles=x --bundle /b id"} {
+		if c, err := ParseArgs(strings.Fields(args)); err != nil || c.Creates() && (c.ID != "id" || c.Bundle != "/b") {
+			t.Errorf("%q: %+v %v", args, c, err)
+		}
+	}
+}
+
 func TestCommandPaths(t *testing.T) {
 	tests := []struct{ bundle, config, wantBundle, wantConfig string }{
 		{"", "", "/cwd", "/cwd/config.json"},
