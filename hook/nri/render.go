@@ -275,12 +275,12 @@ func renderHooks(a *api.ContainerAdjustment, have *api.Hooks, hooks []plan.Hook)
 func renderDeny(a *api.ContainerAdjustment, ctr *api.Container, majors []int64) {
 	wildcard := false
 	for _, r := range ctr.GetLinux().GetResources().GetDevices() {
-		any := func(n *api.OptionalInt64) bool { return n == nil || n.GetValue() < 0 }
+		every := func(n *api.OptionalInt64) bool { return n == nil || n.GetValue() < 0 }
 		switch {
-		case r.GetType() == "b" || !any(r.GetMajor()):
+		case r.GetType() == "b" || !every(r.GetMajor()):
 		case r.GetAllow():
 			wildcard = true
-		case any(r.GetMinor()) && (r.GetAccess() == "" || strings.ContainsRune(r.GetAccess(), 'r') && strings.ContainsRune(r.GetAccess(), 'w')):
+		case every(r.GetMinor()) && (r.GetAccess() == "" || strings.ContainsRune(r.GetAccess(), 'r') && strings.ContainsRune(r.GetAccess(), 'w')):
 			wildcard = false // all of it is taken back, not some minor or only mknod
 		}
 	}

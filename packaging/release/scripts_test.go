@@ -19,7 +19,7 @@ func TestRemovalRefuses(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bin, "gpufence"), []byte("#!/bin/sh\n[ \"$1\" = ps ] || exit 1\ncat <<'EOF'\n"+table+"EOF\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sh", "../nfpm/prerm.sh", "remove")
+	cmd := exec.CommandContext(t.Context(), "sh", "../nfpm/prerm.sh", "remove")
 	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "gpufence: not removed: ") || !strings.Contains(string(out), " processes and 1 containers with a GPU are held to a GPU memory limit") {
