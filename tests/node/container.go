@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,9 +22,8 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/tests/process"
 )
-
-func lockThread() { runtime.LockOSThread() }
 
 // Spec is a container.
 type Spec struct {
@@ -87,8 +85,7 @@ type Process struct {
 	name    string
 	stdin   io.WriteCloser
 	replies chan Reply
-	cmd     *exec.Cmd
-	exited  chan struct{}
+	child   *process.Process
 }
 
 // Request is what the wrapper would ask for.
@@ -297,52 +294,43 @@ func (n *Node) Outside(ctx context.Context, name string, program ...string) (*Pr
 }
 
 // Said is what the containers wrote for people, its end.
-func (n *Node) Said() string { return tail(n.Path("containers.log"), 20) }
+func (n *Node) Said() string { return process.Tail(n.Path("containers.log"), 20) }
 
 // spawn starts a program that waits for a line before it is executed, in the container's cgroups.
 func (c *Container) spawn(ctx context.Context, program []string, shim bool) (*Process, error) {
 	if len(program) == 0 {
 		program = []string{c.node.Dist("clients/client")}
 	}
-	env := append(os.Environ(), c.node.SimEnv()...)
+	env := c.node.SimEnv()
 	script := `read -r gate; exec "$@"`
 	if shim {
 		// Not before exec: the shell is no part of the container.
 		script = `read -r gate; export LD_PRELOAD="$SHIM"; exec "$@"`
 		env = append(env, "SHIM="+filepath.Join(c.private, "lib64", "libgpufence.so"))
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", append([]string{"-c", script, "sh"}, program...)...)
-	cmd.Env = append(env, c.Env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", c.Name, err)
-	}
+	p := &Process{name: c.Name, replies: make(chan Reply, 64)}
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.Name, err)
 	}
-	log, err := os.OpenFile(c.node.Path("containers.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", c.Name, err)
-	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = outWrite, log
-	p := &Process{name: c.Name, stdin: stdin, replies: make(chan Reply, 64), cmd: cmd, exited: make(chan struct{})}
-	err = startLocked(cmd, func() {
-		_ = cmd.Wait() // how it ended is in ProcessState
-		close(p.exited)
-	})
+	p.child, err = process.Start(ctx, process.Options{
+		Name: c.Name, Log: c.node.Path("containers.log"), Env: append(env, c.Env...), TimeoutStop: Patience,
+		Edit: func(cmd *exec.Cmd) (err error) {
+			cmd.Stdout = outWrite
+			p.stdin, err = cmd.StdinPipe()
+			return err
+		},
+	}, "/bin/sh", append([]string{"-c", script, "sh"}, program...)...)
 	outWrite.Close()
 	if err != nil {
 		outRead.Close()
-		return nil, fmt.Errorf("start %s: %w", c.Name, err)
+		return nil, err
 	}
-	p.PID = cmd.Process.Pid
+	p.PID = p.child.PID()
 	go p.read(outRead, c.Each)
 	for _, dir := range c.dirs {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.PID)), 0); err != nil {
-			return p, errors.Join(fmt.Errorf("move %s to its cgroup: %w", c.Name, err), cmd.Process.Kill())
+			return p, errors.Join(fmt.Errorf("move %s to its cgroup: %w", c.Name, err), p.Kill())
 		}
 	}
 	return p, nil
@@ -426,35 +414,19 @@ func (p *Process) Do(ctx context.Context, lines ...string) (Reply, error) {
 }
 
 // Alive says that it was not reaped yet.
-func (p *Process) Alive() bool {
-	select {
-	case <-p.exited:
-		return false
-	default:
-		return true
-	}
-}
+func (p *Process) Alive() bool { return p.child.Running() }
 
 // Exited is closed when the process was reaped.
-func (p *Process) Exited() <-chan struct{} { return p.exited }
+func (p *Process) Exited() <-chan struct{} { return p.child.Done() }
 
 // Await waits for its end.
-func (p *Process) Await(ctx context.Context) error {
-	select {
-	case <-p.exited:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(Patience):
-		return fmt.Errorf("wait for the end of %s: it lives after %s", p.name, Patience)
-	}
-}
+func (p *Process) Await(ctx context.Context) error { return p.child.Await(ctx) }
 
 // Status is how it ended.
 func (p *Process) Status() string {
 	select {
-	case <-p.exited:
-		return p.cmd.ProcessState.String()
+	case <-p.Exited():
+		return p.child.State().String()
 	case <-time.After(time.Second):
 		return "still running"
 	}
@@ -462,18 +434,16 @@ func (p *Process) Status() string {
 
 // Killed says that it was ended by SIGKILL.
 func (p *Process) Killed() bool {
-	select {
-	case <-p.exited:
-	default:
+	if p.Alive() {
 		return false
 	}
-	s, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	s, ok := p.child.State().Sys().(syscall.WaitStatus)
 	return ok && s.Signaled() && s.Signal() == syscall.SIGKILL
 }
 
 // Kill ends it, as anybody but gpufenced would.
 func (p *Process) Kill() error {
-	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := p.child.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill %s: %w", p.name, err)
 	}
 	return nil
@@ -498,7 +468,7 @@ func (c *Container) Remove(ctx context.Context) error {
 	}
 	c.removed = true
 	errs := []error{c.Stop(ctx)}
-	if c.node.daemon().running() {
+	if c.node.daemon().Running() {
 		errs = append(errs, Retry(ctx, func() error { return c.node.Client.Unregister(ctx, api.UnregisterRequest{Key: c.Key}) }))
 	}
 	if c.private != "" {

@@ -8,26 +8,24 @@
 package node
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/tests/mounts"
+	"github.com/gpufence/gpufence/tests/process"
 	"github.com/gpufence/gpufence/tests/simgpu/server"
 )
 
@@ -67,10 +65,10 @@ type Node struct {
 	Sim    *server.Client
 
 	opts    Options
-	simgpud *daemon
+	simgpud *process.Process
 
 	mu         sync.Mutex // of what follows; held over no wait
-	gpufenced  *daemon
+	gpufenced  *process.Process
 	containers []*Container
 	count      int
 }
@@ -129,11 +127,11 @@ func New(ctx context.Context, opts Options) (n *Node, err error) {
 
 func (n *Node) startSim(ctx context.Context) (err error) {
 	n.Sim = server.NewClient(n.Path("sim"))
-	n.simgpud, err = start(ctx, n.Path("simgpud.log"), nil, n.Dist("bin/simgpud"), append([]string{"--dir", n.Path("sim")}, n.opts.Sim...)...)
+	n.simgpud, err = n.start(ctx, "simgpud", nil, append([]string{"--dir", n.Path("sim")}, n.opts.Sim...)...)
 	if err != nil {
 		return err
 	}
-	return n.simgpud.ready(ctx, func(ctx context.Context) error { _, err := n.Sim.State(ctx); return err })
+	return n.simgpud.Ready(ctx, func(ctx context.Context) error { _, err := n.Sim.State(ctx); return err })
 }
 
 // memory is a folder that is no disk, as /run is on a real node: what gpufenced saves before it
@@ -173,32 +171,25 @@ func (n *Node) StartDaemon(ctx context.Context) error {
 	if !n.opts.Found {
 		env = append([]string{"SIMGPU_DIR=" + n.Path("sim")}, env...)
 	}
-	d, err := start(ctx, n.Path("gpufenced.log"), env, n.Dist("bin/gpufenced"), append([]string{"--config", n.ConfigPath()}, n.opts.Args...)...)
+	d, err := n.start(ctx, "gpufenced", env, append([]string{"--config", n.ConfigPath()}, n.opts.Args...)...)
 	if err != nil {
 		return err
 	}
 	n.mu.Lock()
 	n.gpufenced = d
 	n.mu.Unlock()
-	return d.ready(ctx, func(ctx context.Context) error {
-		// A dead one's socket refuses.
-		c, err := new(net.Dialer).DialContext(ctx, "unix", n.Socket)
-		if err == nil {
-			err = c.Close()
-		}
-		return err
-	})
+	return d.Ready(ctx, process.Answers("unix", n.Socket))
 }
 
 // daemon is the newest gpufenced; it may have ended.
-func (n *Node) daemon() *daemon {
+func (n *Node) daemon() *process.Process {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.gpufenced
 }
 
 func (n *Node) awaitGPUs(ctx context.Context) error {
-	return n.daemon().ready(ctx, func(ctx context.Context) error {
+	return n.daemon().Ready(ctx, func(ctx context.Context) error {
 		gpus, err := n.Client.GPUs(ctx)
 		if err != nil {
 			return err
@@ -216,23 +207,16 @@ func (n *Node) awaitGPUs(ctx context.Context) error {
 }
 
 // DaemonPID is gpufenced's.
-func (n *Node) DaemonPID() int { return n.daemon().cmd.Process.Pid }
+func (n *Node) DaemonPID() int { return n.daemon().PID() }
 
 // Crash kills gpufenced at whatever it does, and reaps it.
-func (n *Node) Crash() error {
-	d := n.daemon()
-	if err := d.cmd.Process.Kill(); err != nil {
-		return fmt.Errorf("kill gpufenced: %w", err)
-	}
-	<-d.done
-	return nil
-}
+func (n *Node) Crash() error { return n.daemon().Kill() }
 
 // StopDaemon ends gpufenced in order; it must end well.
-func (n *Node) StopDaemon(ctx context.Context) error { return n.daemon().stop(ctx) }
+func (n *Node) StopDaemon(ctx context.Context) error { return stop(ctx, n.daemon()) }
 
 // DaemonLog is what gpufenced has said, its end.
-func (n *Node) DaemonLog() string { return tail(n.Path("gpufenced.log"), 60) }
+func (n *Node) DaemonLog() string { return process.Tail(n.Path("gpufenced.log"), 60) }
 
 // SetSim changes knobs of one simulated GPU (-1: of all), as "name=value".
 func (n *Node) SetSim(ctx context.Context, gpu int, knobs ...string) error {
@@ -296,14 +280,16 @@ func (n *Node) Close(ctx context.Context) error {
 	for _, c := range left {
 		errs = append(errs, c.Remove(ctx))
 	}
-	if d != nil && d.running() {
-		errs = append(errs, n.leaks(ctx), d.stop(ctx))
+	if d != nil && d.Running() {
+		errs = append(errs, n.leaks(ctx), stop(ctx, d))
 	}
-	if n.simgpud != nil && n.simgpud.running() {
-		errs = append(errs, n.simgpud.stop(ctx))
+	if n.simgpud != nil && n.simgpud.Running() {
+		errs = append(errs, stop(ctx, n.simgpud))
 	}
-	for _, m := range mountsBelow(n.Dir) {
-		errs = append(errs, fmt.Errorf("%s is still mounted", m), unix.Unmount(m, unix.MNT_DETACH))
+	mounted, err := mounts.Detach(n.Dir)
+	errs = append(errs, err)
+	for _, m := range mounted {
+		errs = append(errs, fmt.Errorf("%s is still mounted", m))
 	}
 	if err := os.RemoveAll(n.pins()); err != nil { // the gate goes with them
 		errs = append(errs, fmt.Errorf("take the gate down: %w", err))
@@ -359,147 +345,20 @@ func (n *Node) leaks(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// mountsBelow are mount points under a folder, the innermost first.
-func mountsBelow(dir string) []string {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil // without /proc nothing of this runs
-	}
-	defer f.Close()
-	var out []string
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
-			out = append([]string{fields[4]}, out...)
-		}
-	}
-	return out
+// start starts one of our daemons.
+func (n *Node) start(ctx context.Context, name string, env []string, args ...string) (*process.Process, error) {
+	return process.Start(ctx, process.Options{
+		Log: n.Path(name + ".log"), Env: env, TimeoutStart: Patience, TimeoutStop: Patience, Stacks: true,
+	}, n.Dist("bin/"+name), args...)
 }
 
-// daemon is a program of ours that runs beside the test.
-type daemon struct {
-	cmd  *exec.Cmd
-	name string
-	log  string
-	done chan struct{}
-}
-
-func start(ctx context.Context, log string, env []string, program string, args ...string) (*daemon, error) {
-	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", program, err)
-	}
-	defer f.Close()
-	// Not ended with ctx: Close does that, in order.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdout, cmd.Stderr = f, f
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	d := &daemon{cmd: cmd, name: filepath.Base(program), log: log, done: make(chan struct{})}
-	if err := startLocked(cmd, func() {
-		_ = cmd.Wait() // how it ended is in ProcessState
-		close(d.done)
-	}); err != nil {
-		return nil, fmt.Errorf("start %s: %w", d.name, err)
-	}
-	return d, nil
-}
-
-// launcher is one thread that starts every child: a parent's death signal follows the thread
-// that forked, and Go's other threads come and go.
-var launcher = sync.OnceValue(func() chan func() {
-	work := make(chan func())
-	go func() {
-		lockThread()
-		for f := range work {
-			f()
-		}
-	}()
-	return work
-})
-
-func startLocked(cmd *exec.Cmd, wait func()) error {
-	result := make(chan error)
-	launcher() <- func() { result <- cmd.Start() }
-	if err := <-result; err != nil {
+// stop ends a daemon, which must end well.
+func stop(ctx context.Context, p *process.Process) error {
+	if err := p.Stop(ctx); err != nil {
 		return err
 	}
-	go wait()
+	if state := p.State(); !state.Success() {
+		return fmt.Errorf("%s ended with %s:\n%s", filepath.Base(p.Args()[0]), state, p.Tail(12))
+	}
 	return nil
-}
-
-func (d *daemon) running() bool {
-	select {
-	case <-d.done:
-		return false
-	default:
-		return true
-	}
-}
-
-func (d *daemon) ready(ctx context.Context, probe func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
-	defer cancel()
-	for {
-		err := probe(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-d.done:
-			return fmt.Errorf("%s ended at its start (%s): %s", d.name, d.cmd.ProcessState, tail(d.log, 12))
-		case <-ctx.Done():
-			said := tail(d.log, 12)
-			return fmt.Errorf("%s is not ready (%w): %s\n%s", d.name, err, said, d.stacks())
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-// stacks ends a program that hangs with where all of its goroutines stand. The log keeps them; the
-// answer has a beginning of it, which goes into a test's output.
-func (d *daemon) stacks() string {
-	before, _ := os.Stat(d.log)
-	if err := d.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
-		return fmt.Sprintf("its goroutines cannot be had: %v", err)
-	}
-	select {
-	case <-d.done:
-	case <-time.After(Patience):
-		return "it does not end by SIGQUIT either: it does not run at all"
-	}
-	text, err := os.ReadFile(d.log)
-	if err != nil {
-		return err.Error()
-	}
-	if before != nil && before.Size() <= int64(len(text)) {
-		text = text[before.Size():]
-	}
-	return string(text[:min(len(text), 64<<10)])
-}
-
-func (d *daemon) stop(ctx context.Context) error {
-	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("stop %s: %w", d.name, err)
-	}
-	select {
-	case <-d.done:
-		if !d.cmd.ProcessState.Success() {
-			return fmt.Errorf("%s ended with %s: %s", d.name, d.cmd.ProcessState, tail(d.log, 12))
-		}
-		return nil
-	case <-time.After(Patience):
-	case <-ctx.Done():
-	}
-	err := d.cmd.Process.Kill()
-	<-d.done
-	return errors.Join(fmt.Errorf("%s did not stop and was killed: %s", d.name, tail(d.log, 12)), err)
-}
-
-func tail(path string, lines int) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
