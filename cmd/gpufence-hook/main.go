@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/gpufence/gpufence/cmd/internal/runtimesettings"
 	"github.com/gpufence/gpufence/enforcer/config"
@@ -40,7 +41,16 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			Args:    parsed, Stdin: stdin, Stdout: stdout, Stderr: stderr,
 		}.Run(ctx)
 	}
-	path := parsed.ConfigPath
+	return oci.Hook{
+		Args:     parsed,
+		Settings: sync.OnceValue(func() oci.Settings { return settings(parsed.ConfigPath) }),
+		Stdin:    stdin,
+		Stderr:   stderr,
+	}.Run(ctx)
+}
+
+// settings are what the hook goes by.
+func settings(path string) oci.Settings {
 	if path == config.DefaultPath {
 		path = "" // may be missing
 	}
@@ -51,10 +61,5 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		// say which socket, and the defaults say how long to wait.
 		cfg = config.Default()
 	}
-	return oci.Hook{
-		Args:     parsed,
-		Settings: oci.Settings{Socket: cfg.Socket, WaitSocket: cfg.WaitSocket, FailOpen: cfg.FailOpen},
-		Stdin:    stdin,
-		Stderr:   stderr,
-	}.Run(ctx)
+	return oci.Settings{Socket: cfg.Socket, WaitSocket: cfg.WaitSocket, FailOpen: cfg.FailOpen}
 }

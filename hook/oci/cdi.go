@@ -7,40 +7,82 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
 )
 
-// injectCDI adds CDI devices. The CDI library edits a decoded copy; only what it may change is
-// carried over, and of that only what did change, so that the fields it does not know, in the
-// document or in an element of a list, stay.
-func injectCDI(root *object, names, specDirs []string) error {
-	var before, after specs.Spec
-	for _, s := range []*specs.Spec{&before, &after} {
-		if err := json.Unmarshal(root.bytes(), s); err != nil {
-			return invalid(err)
+// injection is what it takes to add CDI devices to a document, whichever they are.
+type injection struct {
+	before, after specs.Spec // the document, decoded twice: the CDI library edits the second
+	cache         *cdi.Cache
+	read          string // the specifications' state before they were read
+	err           error
+}
+
+// readInjection reads the specifications, and the text of a document.
+func readInjection(text json.RawMessage, specDirs []string) *injection {
+	in := &injection{read: specState(specDirs)}
+	for _, s := range []*specs.Spec{&in.before, &in.after} {
+		if err := json.Unmarshal(text, s); err != nil {
+			in.err = invalid(err)
+			return in
 		}
 	}
 	// No watcher: this process lives for milliseconds.
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(specDirs...), cdi.WithAutoRefresh(false))
-	if err != nil {
-		return quota.NewError(quota.CodeNoCDIDevice, "the CDI specifications in %s cannot be read: %w", strings.Join(specDirs, ", "), err)
+	var err error
+	if in.cache, err = cdi.NewCache(cdi.WithSpecDirs(specDirs...), cdi.WithAutoRefresh(false)); err != nil {
+		in.err = quota.NewError(quota.CodeNoCDIDevice, "the CDI specifications in %s cannot be read: %w", strings.Join(specDirs, ", "), err)
 	}
-	if unresolved, err := cache.InjectDevices(&after, names...); err != nil {
+	return in
+}
+
+// specState is another one when a specification was written, replaced or removed.
+func specState(specDirs []string) string {
+	var b strings.Builder
+	for _, dir := range specDirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			fmt.Fprintf(&b, "%s: %v\n", dir, err)
+			continue
+		}
+		for _, e := range entries {
+			file := filepath.Join(dir, e.Name())
+			var st unix.Stat_t
+			if err := unix.Stat(file, &st); err != nil {
+				fmt.Fprintf(&b, "%s: %v\n", file, err)
+				continue
+			}
+			fmt.Fprintf(&b, "%s: %d:%d, %d bytes, %v, %v\n", file, st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
+		}
+	}
+	return b.String()
+}
+
+// inject adds CDI devices to the document that it was read of, once. Only what the CDI library may change
+// is carried over, and of that only what did change, so that the fields it does not know, in the
+// document or in an element of a list, stay.
+func (in *injection) inject(root *object, names, specDirs []string) error {
+	if in.err != nil {
+		return in.err
+	}
+	if unresolved, err := in.cache.InjectDevices(&in.after, names...); err != nil {
 		if len(unresolved) > 0 {
 			return quota.NewError(quota.CodeNoCDIDevice, "no CDI specification in %s has %s%s",
-				strings.Join(specDirs, ", "), strings.Join(unresolved, ", "), why(cache)).
+				strings.Join(specDirs, ", "), strings.Join(unresolved, ", "), why(in.cache)).
 				WithHint("write one with `gpufence cdi generate --output=/etc/cdi/gpufence.yaml`")
 		}
 		return quota.NewError(quota.CodeNoCDIDevice, "the CDI devices %s cannot be injected: %w", strings.Join(names, ", "), err)
 	}
-	return carryOver(root, &before, &after)
+	return carryOver(root, &in.before, &in.after)
 }
 
 // why adds what was wrong with specifications that could have held the device.

@@ -25,9 +25,10 @@ type daemon struct {
 	registered   []api.RegisterRequest
 	unregistered []api.UnregisterRequest
 
-	answer api.PrepareResponse
-	refuse error
-	hang   time.Duration
+	preparing func() // what happens before it answers
+	answer    api.PrepareResponse
+	refuse    error
+	hang      time.Duration
 }
 
 func startDaemon(t *testing.T) *daemon {
@@ -64,6 +65,9 @@ func (d *daemon) Prepare(ctx context.Context, r api.PrepareRequest) (api.Prepare
 	d.mu.Lock()
 	d.prepared = append(d.prepared, r)
 	d.mu.Unlock()
+	if d.preparing != nil {
+		d.preparing()
+	}
 	return d.answer, d.wait(ctx)
 }
 

@@ -142,8 +142,10 @@ func ParseState(text []byte, needPID bool) (State, error) {
 
 // Hook is one call of gpufence-hook.
 type Hook struct {
-	Args     HookArgs
-	Settings Settings // Socket as in config.toml, if Args has none
+	Args HookArgs
+	// Settings reads config.toml: Socket, if Args has none, and what holds where gpufenced does not
+	// answer. As a rule it does, and the file need not be read.
+	Settings func() Settings
 	Stdin    io.Reader
 	Stderr   io.Writer
 }
@@ -158,7 +160,7 @@ func (h Hook) Run(ctx context.Context) int {
 		return 0
 	}
 	fmt.Fprintln(h.Stderr, oneLine(Sentence(err)))
-	if h.Args.Stage == "poststop" || h.Args.BestEffort || h.Settings.failsOpen(err) {
+	if h.Args.Stage == "poststop" || h.Args.BestEffort || errors.Is(err, api.ErrUnreachable) && h.Settings().failsOpen(err) {
 		return 0 // gpufenced also finds out by itself: the container's cgroup is gone
 	}
 	return 1
@@ -175,21 +177,24 @@ func (h Hook) run(ctx context.Context) error {
 	}
 	socket := h.Args.Socket
 	if socket == "" {
-		socket = h.Settings.Socket
+		socket = h.Settings().Socket
 	}
-	wait := h.Settings.WaitSocket
-	if h.Args.BestEffort || h.Args.Stage == "poststop" {
+	mayWait := !h.Args.BestEffort && h.Args.Stage != "poststop"
+	if !mayWait {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, hookBestEffortTime)
 		defer cancel()
-		wait = 0
 	}
-	client := api.NewClient(socket, wait)
 	key := api.ContainerKey{Engine: h.Args.Engine, Scope: h.Args.Scope, ID: state.ID}
+	client := api.NewClient(socket, 0)
 	if h.Args.Stage == "poststop" {
 		return client.Unregister(ctx, api.UnregisterRequest{Key: key})
 	}
-	_, err = client.Register(ctx, api.RegisterRequest{Key: key, PID: state.PID, Bundle: state.Bundle})
+	register := api.RegisterRequest{Key: key, PID: state.PID, Bundle: state.Bundle}
+	_, err = client.Register(ctx, register)
+	if mayWait && errors.Is(err, api.ErrUnreachable) && ctx.Err() == nil {
+		_, err = api.NewClient(socket, h.Settings().WaitSocket).Register(ctx, register)
+	}
 	return err
 }
 

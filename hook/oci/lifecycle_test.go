@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -120,7 +121,7 @@ func TestHook(t *testing.T) {
 			}
 			var stderr bytes.Buffer
 			exit := Hook{
-				Args: args, Settings: Settings{WaitSocket: 30 * time.Millisecond, FailOpen: test.open}, Stdin: strings.NewReader(test.stdin), Stderr: &stderr,
+				Args: args, Settings: func() Settings { return Settings{WaitSocket: 30 * time.Millisecond, FailOpen: test.open} }, Stdin: strings.NewReader(test.stdin), Stderr: &stderr,
 			}.Run(t.Context())
 			if exit != test.exit {
 				t.Errorf("exit %d", exit)
@@ -151,11 +152,49 @@ func TestHookTakesTheSocketOfTheConfiguration(t *testing.T) {
 	d := startDaemon(t)
 	var stderr bytes.Buffer
 	exit := Hook{
-		Args: HookArgs{Stage: "poststop", Engine: quota.EngineOCI, Scope: "default"}, Settings: Settings{Socket: d.socket},
+		Args: HookArgs{Stage: "poststop", Engine: quota.EngineOCI, Scope: "default"}, Settings: func() Settings { return Settings{Socket: d.socket} },
 		Stdin: strings.NewReader(`{"id":"c1"}`), Stderr: &stderr,
 	}.Run(t.Context())
 	if exit != 0 || stderr.Len() != 0 || len(d.unregistered) != 1 {
 		t.Errorf("exit %d, %q, %v", exit, stderr.String(), d.unregistered)
+	}
+}
+
+// TestHookReadsNoSettings: where gpufenced answers, the hook need not know what holds otherwise.
+func TestHookReadsNoSettings(t *testing.T) {
+	d := startDaemon(t)
+	for _, stage := range []string{"createRuntime", "poststop"} {
+		var stderr bytes.Buffer
+		exit := Hook{
+			Args: HookArgs{Stage: stage, Engine: quota.EngineOCI, Scope: "default", Socket: d.socket}, Settings: func() Settings {
+				t.Errorf("%s read the settings", stage)
+				return Settings{}
+			},
+			Stdin: strings.NewReader(`{"id":"c1","pid":42}`), Stderr: &stderr,
+		}.Run(t.Context())
+		if exit != 0 || stderr.Len() != 0 {
+			t.Errorf("%s: exit %d, %q", stage, exit, stderr.String())
+		}
+	}
+}
+
+// TestHookWaits: gpufenced is restarted while a container starts.
+func TestHookWaits(t *testing.T) {
+	d := startDaemon(t)
+	away := filepath.Join(t.TempDir(), "s")
+	var stderr bytes.Buffer
+	exit := Hook{
+		Args: HookArgs{Stage: "createRuntime", Engine: quota.EngineOCI, Scope: "default", Socket: away}, Settings: func() Settings {
+			// It was looked for in vain by now.
+			if err := os.Symlink(d.socket, away); err != nil {
+				t.Error(err)
+			}
+			return Settings{WaitSocket: 20 * time.Second}
+		},
+		Stdin: strings.NewReader(`{"id":"c1","pid":42}`), Stderr: &stderr,
+	}.Run(t.Context())
+	if exit != 0 || stderr.Len() != 0 || len(d.registered) != 1 {
+		t.Errorf("exit %d, %q, %v", exit, stderr.String(), d.registered)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -133,7 +134,10 @@ func (p Precreate) refuse(root *object, sentence string) ([]byte, error) {
 }
 
 // libpodCgroup is how Podman names a container's cgroup: .../libpod-ID, or SLICE:libpod:ID under systemd.
-var libpodCgroup = regexp.MustCompile(`(?:^|/)libpod-([0-9a-f]{64})(?:/container)?$|:libpod:([0-9a-f]{64})$`)
+// Compiled where it is needed: the wrapper and other hooks are started for every container without it.
+var libpodCgroup = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?:^|/)libpod-([0-9a-f]{64})(?:/container)?$|:libpod:([0-9a-f]{64})$`)
+})
 
 // podmanID finds the container's id, which Podman does not tell its hooks as such: its runtime will
 // use it, and so its hooks at create. The folder that Podman keeps a file for the container in is named by it,
@@ -161,12 +165,12 @@ func podmanID(root *object) (id, bundle string, err error) {
 		dir := filepath.Dir(m.Source)
 		if filepath.Base(dir) == "userdata" && slices.Contains([]string{"/run/.containerenv", "/etc/hosts", "/etc/resolv.conf", "/etc/hostname"}, path.Clean("/"+m.Destination)) {
 			bundle = dir
-			if name := filepath.Base(filepath.Dir(dir)); podmanName.MatchString(name) {
+			if name := filepath.Base(filepath.Dir(dir)); podmanName().MatchString(name) {
 				id = name
 			}
 		}
 	}
-	if found := libpodCgroup.FindStringSubmatch(cgroup); found != nil {
+	if found := libpodCgroup().FindStringSubmatch(cgroup); found != nil {
 		id = found[1] + found[2]
 	}
 	if id == "" {
@@ -176,4 +180,4 @@ func podmanID(root *object) (id, bundle string, err error) {
 	return id, bundle, nil
 }
 
-var podmanName = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var podmanName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })

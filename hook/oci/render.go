@@ -26,13 +26,15 @@ type place struct {
 	runDir  string   // host files below it are ours
 	majors  []int64  // of NVIDIA's character devices
 	specs   []string // CDI directories
+	// injection is read of the document as it is before rendering.
+	injection func() *injection
 }
 
 // render applies edits to the document: first the devices, so that what follows has the last
 // word over what CDI adds. Rendering twice gives what rendering once gave.
 func render(root *object, e plan.Edits, p place) error {
 	if len(e.CDIDevices) > 0 {
-		if err := injectCDI(root, e.CDIDevices, p.specs); err != nil {
+		if err := p.injection().inject(root, e.CDIDevices, p.specs); err != nil {
 			return err
 		}
 	}

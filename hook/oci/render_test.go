@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -120,6 +121,12 @@ func TestRender(t *testing.T) {
 	}
 }
 
+// renderIn renders with the CDI specifications of the place.
+func renderIn(root *object, e plan.Edits, p place) error {
+	p.injection = func() *injection { return readInjection(root.bytes(), p.specs) }
+	return render(root, e, p)
+}
+
 func TestRenderTwiceIsOnce(t *testing.T) {
 	dir := t.TempDir()
 	writeCDI(t, dir)
@@ -138,12 +145,12 @@ func TestRenderTwiceIsOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := mustParse(t, test.config)
-			if err := render(root, test.edits, p); err != nil {
+			if err := renderIn(root, test.edits, p); err != nil {
 				t.Fatal(err)
 			}
 			once := string(root.bytes())
 			again := mustParse(t, once)
-			if err := render(again, test.edits, p); err != nil {
+			if err := renderIn(again, test.edits, p); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(value(t, []byte(once)), value(t, again.bytes())); diff != "" {
@@ -358,6 +365,10 @@ containerEdits:
 `)
 }
 
+func injectCDI(root *object, names, specDirs []string) error {
+	return readInjection(root.bytes(), specDirs).inject(root, names, specDirs)
+}
+
 func TestInjectCDI(t *testing.T) {
 	dir := t.TempDir()
 	writeCDI(t, dir)
@@ -384,6 +395,39 @@ func TestInjectCDI(t *testing.T) {
 	).Replace(config)
 	if diff := cmp.Diff(value(t, []byte(want)), value(t, root.bytes())); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// What CDI writes depends on parts of the configuration that it does not edit.
+func TestInjectCDILooksAtUserAndNamespaces(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "gpu.yaml"), `
+cdiVersion: "1.1.0"
+kind: example.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia0, type: c, major: 195, minor: 0}]
+    mounts: [{hostPath: /lib, containerPath: /lib/gpu, type: bind, options: [bind]}]
+`)
+	root := mustParse(t, `{"process":{"user":{"uid":1000,"gid":100}},"linux":{"namespaces":[{"type":"user"}],
+	"uidMappings":[{"containerID":0,"hostID":100000,"size":65536}],"gidMappings":[{"containerID":0,"hostID":100000,"size":65536}]}}`)
+	if err := injectCDI(root, []string{"example.com/gpu=0"}, []string{dir}); err != nil {
+		t.Fatal(err)
+	}
+	type mount struct{ Options []string }
+	var got struct {
+		Linux  struct{ Devices []struct{ UID, GID uint32 } }
+		Mounts []mount
+	}
+	if err := json.Unmarshal(root.bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if d := got.Linux.Devices; len(d) != 1 || d[0].UID != 1000 || d[0].GID != 100 {
+		t.Errorf("devices %+v", d)
+	}
+	if !slices.ContainsFunc(got.Mounts, func(m mount) bool { return slices.Contains(m.Options, "idmap") }) {
+		t.Errorf("mounts %+v", got.Mounts)
 	}
 }
 
@@ -467,7 +511,7 @@ func FuzzRender(f *testing.F) {
 		e.CDIDevices, e.DenyDevices = []string{"example.com/gpu=0"}, true
 		p := testPlace
 		p.specs = []string{dir}
-		if err := render(root, e, p); err != nil {
+		if err := renderIn(root, e, p); err != nil {
 			if quota.CodeOf(err) == "" {
 				t.Fatalf("error without a code: %v", err)
 			}
@@ -490,7 +534,7 @@ func FuzzRender(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := render(again, e, p); err != nil {
+		if err := renderIn(again, e, p); err != nil {
 			t.Fatalf("refuses its own work: %v\n%s", err, once)
 		}
 		if !bytes.Equal(again.bytes(), once) {

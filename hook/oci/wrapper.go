@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/api"
@@ -240,6 +241,19 @@ func (w Wrapper) fence(ctx context.Context, key api.ContainerKey, c container, d
 		return false, nil, err
 	}
 	notices = append(notices, request.Notices...)
+	// What is waited for gpufenced's answer is time to read in, unless something is written meanwhile,
+	// such as gpufenced's own specification when it has just been started.
+	text, dirs := doc.root.bytes(), w.Settings.CDISpecDirs
+	early := sync.OnceValue(func() *injection { return readInjection(text, dirs) })
+	if request.Action == plan.ActionPrepare && request.Mode == quota.ModeEnforce && !request.Present {
+		go early()
+	}
+	now := func() *injection {
+		if in := early(); in.read == specState(dirs) {
+			return in
+		}
+		return readInjection(text, dirs)
+	}
 	var prepared plan.Prepared
 	switch request.Action {
 	case plan.ActionSkip:
@@ -267,7 +281,7 @@ func (w Wrapper) fence(ctx context.Context, key api.ContainerKey, c container, d
 			return false, notices, err
 		}
 	}
-	p := place{shimDir: c.shimDir, runDir: w.Settings.RunDir, specs: w.Settings.CDISpecDirs}
+	p := place{shimDir: c.shimDir, runDir: w.Settings.RunDir, specs: w.Settings.CDISpecDirs, injection: now}
 	if edits.DenyDevices {
 		if p.majors, err = hostMajors(); err != nil {
 			return false, notices, err

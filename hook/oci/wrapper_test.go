@@ -262,6 +262,36 @@ func TestCreateFencesAPod(t *testing.T) {
 	}
 }
 
+// TestSpecificationWrittenMeanwhile: what CDI says is read while gpufenced is asked, and gpufenced
+// writes a specification of its own when the driver has changed.
+func TestSpecificationWrittenMeanwhile(t *testing.T) {
+	for _, before := range []string{"", "/lib/old"} {
+		t.Run("before "+before, func(t *testing.T) {
+			b, d := gpuBench(t, podConfig(`"gpufence.dev/memory.max":"4Gi"`))
+			spec := filepath.Join(b.dir, "cdi", "gpu.yaml")
+			write := func(lib string) {
+				writeFile(t, spec, "{cdiVersion: 1.0.0, kind: example.com/gpu, devices: [{name: \"0\", containerEdits: {env: [LIB="+lib+"]}}]}")
+			}
+			if err := os.Remove(spec); err != nil {
+				t.Fatal(err)
+			}
+			if before != "" {
+				write(before)
+			}
+			d.preparing = func() {
+				time.Sleep(50 * time.Millisecond) // it has been read by now
+				write("/lib/new")
+			}
+			if !b.create() {
+				t.Fatalf("refused: %s", b.stderr.String())
+			}
+			if text := readFile(t, b.config); !strings.Contains(text, "LIB=/lib/new") {
+				t.Errorf("not what was written last: %s", text)
+			}
+		})
+	}
+}
+
 func TestCreateKeepsTheOldFileWhenRefused(t *testing.T) {
 	limited := podConfig(`"gpufence.dev/memory.max":"4Gi"`)
 	tests := []struct {
