@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/gpufence/gpufence/tests/demo"
@@ -13,13 +12,23 @@ import (
 // createPairs is how often a container is created each way.
 const createPairs = 30
 
-// measureCreate is the start of a container with and without us.
-func measureCreate(ctx context.Context, dist string) (measurement, error) {
+// measureCreate is the start of a container with and without us, and what each part of us adds.
+func measureCreate(ctx context.Context, dist string) ([]measurement, error) {
 	times, err := demo.MeasureCreate(ctx, demo.Options{Dist: dist, Simulated: true}, createPairs)
 	if err != nil {
-		return measurement{}, fmt.Errorf("measure create: %w", err)
+		return nil, err
 	}
-	return measurement{Name: "runtime.create", Unit: "ms", Baseline: milliseconds(times.Without), With: milliseconds(times.With)}, nil
+	row := func(name, params string, without, with []time.Duration) measurement {
+		return measurement{Name: name, Params: params, Unit: "ms", Baseline: milliseconds(without), With: milliseconds(with)}
+	}
+	return []measurement{
+		row("runtime.create", "", times.Without, times.With),
+		row("create.wrapper", "of that, gpufence-runtime and prepare", times.Parts.Nothing, times.Parts.Wrapper),
+		row("create.gpu", "of that, what CDI mounts for the GPU", times.Without, times.Parts.GPU),
+		row("create.mounts", "of that, what gpufence mounts", times.Parts.GPU, times.Parts.Mounts),
+		row("create.anyhook", "of that, any hook at all", times.Parts.Mounts, times.Parts.AnyHook),
+		row("create.hook", "of that, gpufence-hook and register", times.Parts.AnyHook, times.Parts.Hook),
+	}, nil
 }
 
 func milliseconds(durations []time.Duration) []float64 {

@@ -103,7 +103,7 @@ func measureAll(ctx context.Context, dist, only string, stderr io.Writer) ([]mea
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, created)
+		all = append(all, created...)
 	}
 	if only == "" || only == "gate" {
 		fmt.Fprintln(stderr, "bench: gate")
