@@ -82,11 +82,27 @@ static bool same(const struct mark *a, const struct mark *b)
 	return true;
 }
 
+static void forget(CUgraphExec exec)
+{
+	struct memory *m = memory();
+	if (!may_allocate(m) || !pages_lock(&m->lock, LOCK_NS))
+		return;
+	struct exec *e = find(m, (uint64_t)(uintptr_t)exec);
+	if (e != NULL)
+		e->handle = 0;
+	pages_unlock(&m->lock);
+}
+
 /* mark: from before it took its memory; NULL: it has not yet. */
 static void remember(CUgraphExec exec, const struct plan *plan, const struct mark *mark)
 {
 	struct memory *m = memory();
-	if (m == NULL || plan->devices == 0 || !pages_lock(&m->lock, LOCK_NS))
+	/* What had this handle before, and went on a way that we did not see, may have allocated. */
+	if (plan->devices == 0) {
+		forget(exec);
+		return;
+	}
+	if (m == NULL || !pages_lock(&m->lock, LOCK_NS))
 		return;
 	struct exec *e = find(m, (uint64_t)(uintptr_t)exec);
 	for (uint64_t i = 0; e == NULL && i < EXECS; i++)
@@ -103,17 +119,6 @@ static void remember(CUgraphExec exec, const struct plan *plan, const struct mar
 		if ((uint64_t)(e - m->execs) >= m->high)
 			word_store(&m->high, (uint64_t)(e - m->execs) + 1);
 	}
-	pages_unlock(&m->lock);
-}
-
-static void forget(CUgraphExec exec)
-{
-	struct memory *m = memory();
-	if (!may_allocate(m) || !pages_lock(&m->lock, LOCK_NS))
-		return;
-	struct exec *e = find(m, (uint64_t)(uintptr_t)exec);
-	if (e != NULL)
-		e->handle = 0;
 	pages_unlock(&m->lock);
 }
 

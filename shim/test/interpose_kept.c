@@ -595,6 +595,14 @@ static void part_graph_limit(void)
 	CHECK_INT(CALL(cuGraphLaunch, e, NULL), 0);
 	CHECK_U64(taken(), 3 * GIB);
 	CHECK_INT(CALL(cuDeviceGraphMemTrim, 0), 0);
+	/* One goes on a way that nobody saw, and its handle to another that allocates nothing. */
+	CHECK_INT(((fn_cuGraphExecDestroy *)FAKE(cuda, fake_address, void *, const char *)("cuGraphExecDestroy"))(e), 0);
+	none = instance(graph());
+	CHECK(none == e);
+	CHECK_INT(CALL(cuMemAlloc_v2, &p, LIMIT - charged(0)), 0);
+	CHECK_INT(CALL(cuGraphLaunch, none, NULL), 0);
+	CHECK_INT(CALL(cuMemFree_v2, p), 0);
+	same();
 	/* More instances than there is place for: their memory is charged afterwards. */
 	for (int i = 0; i < 1030; i++)
 		f = instance(small);

@@ -467,12 +467,18 @@ static CUresult keep_for(CUgraphExec exec)
 	return CUDA_SUCCESS;
 }
 
+/* The handle that is given out next. */
+static _Atomic(CUgraphExec) spare;
+
 static CUresult instantiate(CUgraphExec *exec, CUgraph graph, uint64_t flags)
 {
 	int64_t now[DEVICES] = { 0 };
 	if (exec == NULL || graph == NULL)
 		return CUDA_ERROR_INVALID_VALUE;
-	CUgraphExec e = calloc(1, sizeof *e);
+	CUgraphExec e = atomic_exchange(&spare, NULL);
+	if (e == NULL)
+		e = calloc(1, sizeof *e);
+	memset(e, 0, sizeof *e);
 	needs(graph, now, e->needs);
 	CUresult result = flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD ? keep_for(e) : CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS)
@@ -520,7 +526,7 @@ RUNS(cuGraphUpload_ptsz)
 CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
 	ENTER();
-	free(exec);
+	free(atomic_exchange(&spare, exec));
 	return CUDA_SUCCESS;
 }
 API fn_cuDeviceGetGraphMemAttribute cuDeviceGetGraphMemAttribute;
