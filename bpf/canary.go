@@ -61,8 +61,8 @@ func (g *Gate) Canary(ctx context.Context, cgroupRoot string, argv []string) (er
 		return failed(err, "look at the cgroup")
 	}
 	null := Device{Major: 1, Minor: 3, Kind: kindCanary}
-	if err := g.maps["devices"].Put(null.key(), null.value()); err != nil {
-		return failed(err, "guard /dev/null")
+	if err := g.guard(null); err != nil {
+		return failed(err, "have /dev/null guarded")
 	}
 	defer func() { err = errors.Join(err, g.maps["devices"].Delete(null.key())) }()
 	if err := g.SetPolicy(info.Ino, Policy{LimitBytes: canaryLimit, Enforce: true, GPU: true, canary: true}); err != nil {

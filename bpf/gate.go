@@ -570,14 +570,26 @@ func (d Device) value() uint32 {
 	return uint32(d.Kind)
 }
 
+// guard adds a device. Its major number stays looked at when it goes: another's then costs the programs a lookup more.
+func (g *Gate) guard(d Device) error {
+	err := g.maps["majors"].Put(d.Major, uint32(1)) // first: what is not looked at is not found
+	if err == nil {
+		err = g.maps["devices"].Put(d.key(), d.value())
+	}
+	if err != nil {
+		return fmt.Errorf("guard device %d:%d: %w", d.Major, d.Minor, err)
+	}
+	return nil
+}
+
 // SetDevices replaces the guarded devices, adding before it takes away.
 func (g *Gate) SetDevices(devices []Device) error {
 	m := g.maps["devices"]
 	want := map[uint32]bool{}
 	for _, d := range devices {
 		want[d.key()] = true
-		if err := m.Put(d.key(), d.value()); err != nil {
-			return fmt.Errorf("guard device %d:%d: %w", d.Major, d.Minor, err)
+		if err := g.guard(d); err != nil {
+			return err
 		}
 	}
 	var key, value uint32
@@ -662,7 +674,16 @@ func (g *Gate) SetPolicy(cgroup uint64, p Policy) error {
 	if err := g.maps["policies"].Put(cgroup, &v); err != nil {
 		return fmt.Errorf("set the limit of cgroup %d: %w", cgroup, err)
 	}
-	return nil
+	return g.begin(cgroup)
+}
+
+// begin ends what tasks know of where they are: policies have changed.
+func (g *Gate) begin(cgroup uint64) error {
+	_, _, err := g.adjust(gateAdjust{Cgroup: cgroup, Begin: 1})
+	if errors.Is(err, ErrUnmanaged) {
+		return nil
+	}
+	return err
 }
 
 // DropPolicy makes a cgroup, which has no processes any more, unmanaged.
@@ -672,7 +693,7 @@ func (g *Gate) DropPolicy(cgroup uint64) error {
 			return fmt.Errorf("let cgroup %d go: %w", cgroup, err)
 		}
 	}
-	return nil
+	return g.begin(cgroup)
 }
 
 // Managed are the cgroups that have a policy.
@@ -720,12 +741,12 @@ func (g *Gate) SetExempt(cgroups []uint64) error {
 
 // Usage is an account.
 type Usage struct {
-	Used                                     uint64 // charged now
-	Charged                                  uint64 // sum of all charges, and of those that are being weighed
-	Ended                                    uint64 // of these, the sum of those of which nothing more comes
-	Credited                                 uint64 // sum of all that frees took off
-	Peak                                     uint64 // greatest Used since the reading before that reset it
-	Allowed, Denied, DeniedBytes, Races, UVM uint64
+	Used                            uint64 // charged now
+	Charged                         uint64 // sum of all charges, and of those that are being weighed
+	Ended                           uint64 // of these, the sum of those of which nothing more comes
+	Credited                        uint64 // sum of all that frees took off
+	Peak                            uint64 // greatest Used since the reading before that reset it
+	Denied, DeniedBytes, Races, UVM uint64
 }
 
 // ErrUnmanaged says that a cgroup has no account.
@@ -761,7 +782,7 @@ func (g *Gate) adjust(a gateAdjust) (_ Usage, done bool, err error) {
 		return Usage{}, false, fmt.Errorf("read the account of cgroup %d: %w", cgroup, err)
 	}
 	return Usage{Used: out.Used, Charged: out.Charged, Credited: out.Credited, Peak: out.Peak, Ended: out.Ended,
-		Allowed: u.Allowed, Denied: u.Denied, DeniedBytes: u.DeniedBytes, Races: u.Races, UVM: u.Uvm}, out.Done == 1, nil
+		Denied: u.Denied, DeniedBytes: u.DeniedBytes, Races: u.Races, UVM: u.Uvm}, out.Done == 1, nil
 }
 
 // EventKind is what was refused.
@@ -827,7 +848,7 @@ func (g *Gate) Events(ctx context.Context, f func(Event)) error {
 // Stats are counters of the whole node.
 func (g *Gate) Stats() (map[string]uint64, error) {
 	out := map[string]uint64{}
-	for i, name := range []string{"calls", "device", "managed", "charged", "denied", "events_lost", "commits", "rollbacks"} {
+	for i, name := range []string{"events_lost", "commits", "rollbacks"} {
 		var per []uint64
 		if err := g.maps["stats"].Lookup(uint32(i), &per); err != nil {
 			return nil, fmt.Errorf("read counter %s: %w", name, err)

@@ -28,7 +28,17 @@ type gateAdjust struct {
 	ResetPeak      uint32
 	UnlessCredited uint32
 	Done           uint32
+	Begin          uint32
+	Pad            uint32
 }
+
+type gateCounter uint32
+
+const (
+	gateCounterGENERATION gateCounter = 0
+	gateCounterSERIALS    gateCounter = 1
+	gateCounterCOUNTERS   gateCounter = 2
+)
 
 type gateDoor uint32
 
@@ -74,28 +84,6 @@ const (
 	gateEventKindEV_TAINTED   gateEventKind = 13
 )
 
-type gateInflight struct {
-	_     structs.HostLayout
-	Chain struct {
-		_     structs.HostLayout
-		Id    [4]uint64
-		N     uint32
-		Flags uint32
-	}
-	File     uint64
-	Charged  uint64
-	Pending  uint64
-	To       uint64
-	Client   uint32
-	Handle   uint32
-	Nr       uint32
-	Class    uint32
-	Active   uint32
-	Verified uint32
-	N        uint32
-	Pad      uint32
-}
-
 type gateKind uint32
 
 const (
@@ -108,9 +96,10 @@ const (
 
 type gateObject struct {
 	_      structs.HostLayout
+	Serial uint64
 	File   uint64
-	Client uint32
-	Handle uint32
+	What   uint64
+	Size   uint64
 }
 
 type gateOwner struct {
@@ -121,8 +110,10 @@ type gateOwner struct {
 		N     uint32
 		Flags uint32
 	}
-	Bytes uint64
-	Uvm   uint64
+	Bytes  uint64
+	Uvm    uint64
+	Serial uint64
+	File   uint64
 }
 
 type gatePolicy struct {
@@ -156,19 +147,55 @@ type gateSettings struct {
 	EventsPerSecond uint32
 }
 
+type gateShelf struct {
+	_       structs.HostLayout
+	Objects [4]gateObject
+}
+
 type gateStat uint32
 
 const (
-	gateStatS_CALLS       gateStat = 0
-	gateStatS_DEVICE      gateStat = 1
-	gateStatS_MANAGED     gateStat = 2
-	gateStatS_CHARGED     gateStat = 3
-	gateStatS_DENIED      gateStat = 4
-	gateStatS_EVENTS_LOST gateStat = 5
-	gateStatS_COMMITS     gateStat = 6
-	gateStatS_ROLLBACKS   gateStat = 7
-	gateStatS_COUNT       gateStat = 8
+	gateStatS_EVENTS_LOST gateStat = 0
+	gateStatS_COMMITS     gateStat = 1
+	gateStatS_ROLLBACKS   gateStat = 2
+	gateStatS_COUNT       gateStat = 3
 )
+
+type gateTask struct {
+	_     structs.HostLayout
+	Place struct {
+		_     structs.HostLayout
+		Chain struct {
+			_     structs.HostLayout
+			Id    [4]uint64
+			N     uint32
+			Flags uint32
+		}
+		Cgroup     uint64
+		Generation uint64
+	}
+	Request struct {
+		_     structs.HostLayout
+		Chain struct {
+			_     structs.HostLayout
+			Id    [4]uint64
+			N     uint32
+			Flags uint32
+		}
+		File     uint64
+		Charged  uint64
+		Pending  uint64
+		To       uint64
+		Client   uint32
+		Handle   uint32
+		Nr       uint32
+		Class    uint32
+		Active   uint32
+		Verified uint32
+		N        uint32
+		Pad      uint32
+	}
+}
 
 type gateUsage struct {
 	_           structs.HostLayout
@@ -177,7 +204,6 @@ type gateUsage struct {
 	Ended       uint64
 	Credited    uint64
 	Peak        uint64
-	Allowed     uint64
 	Denied      uint64
 	DeniedBytes uint64
 	Races       uint64
@@ -193,15 +219,17 @@ const (
 	gateMapAdjusted          = "adjusted"
 	gateMapClients           = "clients"
 	gateMapConfiguration     = "configuration"
+	gateMapCounters          = "counters"
 	gateMapDevices           = "devices"
 	gateMapEvents            = "events"
 	gateMapExempt            = "exempt"
 	gateMapFiles             = "files"
-	gateMapInflights         = "inflights"
+	gateMapMajors            = "majors"
 	gateMapObjects           = "objects"
 	gateMapPolicies          = "policies"
 	gateMapStats             = "stats"
 	gateMapTainted           = "tainted"
+	gateMapTasks             = "tasks"
 	gateMapUsages            = "usages"
 	gateProgAdjustUsage      = "adjust_usage"
 	gateProgCopyIn           = "copy_in"
@@ -220,6 +248,7 @@ const (
 	gateProgProbeCopyOut     = "probe_copy_out"
 	gateProgProbeRequestEnd  = "probe_request_end"
 	gateProgRequestEnd       = "request_end"
+	gateVarUnusedCounter     = "unused_counter"
 	gateVarUnusedDoor        = "unused_door"
 	gateVarUnusedEvent       = "unused_event"
 	gateVarUnusedEventKind   = "unused_event_kind"
@@ -296,15 +325,17 @@ type gateMapSpecs struct {
 	Adjusted      *ebpf.MapSpec `ebpf:"adjusted"`
 	Clients       *ebpf.MapSpec `ebpf:"clients"`
 	Configuration *ebpf.MapSpec `ebpf:"configuration"`
+	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exempt        *ebpf.MapSpec `ebpf:"exempt"`
 	Files         *ebpf.MapSpec `ebpf:"files"`
-	Inflights     *ebpf.MapSpec `ebpf:"inflights"`
+	Majors        *ebpf.MapSpec `ebpf:"majors"`
 	Objects       *ebpf.MapSpec `ebpf:"objects"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Tainted       *ebpf.MapSpec `ebpf:"tainted"`
+	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
 	Usages        *ebpf.MapSpec `ebpf:"usages"`
 }
 
@@ -312,6 +343,7 @@ type gateMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateVariableSpecs struct {
+	UnusedCounter     *ebpf.VariableSpec `ebpf:"unused_counter"`
 	UnusedDoor        *ebpf.VariableSpec `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.VariableSpec `ebpf:"unused_event_kind"`
@@ -343,15 +375,17 @@ type gateMaps struct {
 	Adjusted      *ebpf.Map `ebpf:"adjusted"`
 	Clients       *ebpf.Map `ebpf:"clients"`
 	Configuration *ebpf.Map `ebpf:"configuration"`
+	Counters      *ebpf.Map `ebpf:"counters"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exempt        *ebpf.Map `ebpf:"exempt"`
 	Files         *ebpf.Map `ebpf:"files"`
-	Inflights     *ebpf.Map `ebpf:"inflights"`
+	Majors        *ebpf.Map `ebpf:"majors"`
 	Objects       *ebpf.Map `ebpf:"objects"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Tainted       *ebpf.Map `ebpf:"tainted"`
+	Tasks         *ebpf.Map `ebpf:"tasks"`
 	Usages        *ebpf.Map `ebpf:"usages"`
 }
 
@@ -360,15 +394,17 @@ func (m *gateMaps) Close() error {
 		m.Adjusted,
 		m.Clients,
 		m.Configuration,
+		m.Counters,
 		m.Devices,
 		m.Events,
 		m.Exempt,
 		m.Files,
-		m.Inflights,
+		m.Majors,
 		m.Objects,
 		m.Policies,
 		m.Stats,
 		m.Tainted,
+		m.Tasks,
 		m.Usages,
 	)
 }
@@ -377,6 +413,7 @@ func (m *gateMaps) Close() error {
 //
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gateVariables struct {
+	UnusedCounter     *ebpf.Variable `ebpf:"unused_counter"`
 	UnusedDoor        *ebpf.Variable `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.Variable `ebpf:"unused_event_kind"`

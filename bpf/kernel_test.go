@@ -222,6 +222,9 @@ func TestAccounts(t *testing.T) {
 	if err := g.maps["adjusted"].Lookup(uint64(cgroup), &sum); err != nil || sum != 30 {
 		t.Errorf("adjusted by %d, %v", sum, err)
 	}
+	if err := g.SetDevices([]Device{{Major: 512, Kind: KindClosed}}); err == nil || !strings.Contains(err.Error(), "512:0") {
+		t.Errorf("a device that there cannot be was guarded: %v", err)
+	}
 	if err := g.SetPolicy(cgroup, Policy{Minors: []int{256}}); err == nil {
 		t.Error("a GPU that there cannot be was granted")
 	}
@@ -233,6 +236,33 @@ func TestAccounts(t *testing.T) {
 	}
 	if err := g.DropPolicy(cgroup); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// TestChangedPoliciesBeginAGeneration: else tasks would be judged by what they know of policies that were.
+func TestChangedPoliciesBeginAGeneration(t *testing.T) {
+	g := accounts(t)
+	const cgroup = 1 << 40
+	generation := func() (n uint64) {
+		if err := g.maps["counters"].Lookup(uint32(gateCounterGENERATION), &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	set := func() error { return g.SetPolicy(cgroup, Policy{LimitBytes: 1}) }
+	drop := func() error { return g.DropPolicy(cgroup) }
+	adjust := func() error { _, err := g.Adjust(cgroup, 1, false); return err }
+	for i, tt := range []struct {
+		do     func() error
+		begins uint64
+	}{{set, 1}, {set, 1}, {adjust, 0}, {drop, 1}, {drop, 1}} {
+		before := generation()
+		if err := tt.do(); err != nil {
+			t.Fatal(err)
+		}
+		if n := generation() - before; n != tt.begins {
+			t.Errorf("step %d: %d generations began, want %d", i, n, tt.begins)
+		}
 	}
 }
 
@@ -304,6 +334,10 @@ func FuzzAdopted(f *testing.F) {
 		}
 		if found != len(devices) {
 			t.Errorf("%d devices are guarded", found)
+		}
+		var looked uint32
+		if err := g.maps["majors"].Lookup(uint32(195), &looked); err != nil || looked != 1 {
+			t.Errorf("devices of their major number are not looked at: %d, %v", looked, err)
 		}
 		exempt := []uint64{7, 1 << 50}
 		if err := g.SetExempt(exempt); err != nil {

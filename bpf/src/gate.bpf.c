@@ -11,6 +11,8 @@
 //     refused. So `charged` of now less `ended` of before is all that may have come since, however long it was held up.
 //   - What cannot be read or understood on a path that gives memory is refused.
 //   - A task that is in no managed cgroup pays lookups and nothing else.
+//   - What a task is known to be in holds for one cgroup and one generation of policies. Whoever changes policies begins
+//     the next one after that, so from then on nobody is judged by what was before.
 //
 // Field offsets of the kernel's structures are relocated when the program is loaded, so only the fields that
 // are used are declared. Offsets in the driver's requests are the same from 525 to 595; see abi.go.
@@ -64,8 +66,11 @@ char LICENSE[] SEC("license") = "GPL";
 #define EINVAL 22
 #define ENOMEM 12
 
+#define MAJORS 512 /* the kernel gives no device a greater one */
 #define LEVELS 16 /* how deep a managed cgroup may lie; what lies below it may be deeper */
 #define CHAIN 4	  /* how many managed cgroups may lie above one another */
+#define SHELVES 16384 /* a power of 2 */
+#define SHELF 4
 
 enum kind { KIND_CTL = 1, KIND_GPU, KIND_UVM, KIND_CLOSED, KIND_CANARY };
 enum policy_flags { F_ENFORCE = 1, F_CANARY = 2, F_NO_CREDIT = 4, F_GPU = 8, F_UVM = 16 };
@@ -73,7 +78,8 @@ enum event_kind {
 	EV_QUOTA = 1, EV_CLASS, EV_COMPAT, EV_OPEN, EV_MALFORMED, EV_UVM, EV_DUP, EV_FOREIGN, EV_RACE, EV_UNMANAGED, EV_FULL, EV_HEAP, EV_TAINTED,
 };
 enum door { DOOR_IOCTL = 1, DOOR_COMPAT, DOOR_OPEN, DOOR_MMAP, DOOR_COPY };
-enum stat { S_CALLS, S_DEVICE, S_MANAGED, S_CHARGED, S_DENIED, S_EVENTS_LOST, S_COMMITS, S_ROLLBACKS, S_COUNT };
+enum counter { GENERATION /* of policies, and of which cgroups are tainted */, SERIALS, COUNTERS };
+enum stat { S_EVENTS_LOST, S_COMMITS, S_ROLLBACKS, S_COUNT };
 
 struct policy {
 	__u64 limit;
@@ -89,7 +95,7 @@ struct usage {
 	__u64 ended;	   // sum of those of which nothing more comes
 	__u64 credited;	   // sum of all that frees took off, provisionally or not
 	__u64 peak;	   // greatest `used` since it was last read
-	__u64 allowed, denied, denied_bytes, races, uvm;
+	__u64 denied, denied_bytes, races, uvm;
 	__u64 event_second, event_count;
 };
 
@@ -110,33 +116,44 @@ struct event {
 	char comm[16];
 };
 
-struct chain { __u64 id[CHAIN]; __u32 n; __u32 flags; }; // of a file's owner, flags are RACED or 0
-#define RACED 0x80000000u /* a request through this file was changed after the door */
-struct owner { struct chain chain; __u64 bytes, uvm; };
-struct object { __u64 file; __u32 client, handle; };
+struct chain { __u64 id[CHAIN]; __u32 n; __u32 flags; }; // the innermost last, whose flags these are; of a file's owner RACED or 0
+#define RACED 0x80000000u   /* a request through this file was changed after the door */
+#define TAINTED 0x40000000u /* such a file is open in this cgroup */
+// serial: of all files that ever were, only this one's; its address comes again.
+struct owner { struct chain chain; __u64 bytes, uvm, serial, file; };
+// What was charged for what a program calls `what`: its client, and its handle. serial: of the file's owner; 0: none; BUSY:
+// who has put that there reads or writes the rest.
+struct object { __u64 serial, file, what, size; };
+#define BUSY 1
+struct shelf { struct object objects[SHELF]; };
 struct inflight {
 	struct chain chain;
 	__u64 file, charged, pending, to;
 	__u32 client, handle, nr, class, active, verified, n, pad;
 };
+struct place { struct chain chain; __u64 cgroup, generation; }; // the managed cgroups above `cgroup`
+struct task { struct place place; struct inflight request; };
 // What gpufenced asks the programs to do to `usages`.
 // Where frees were credited beyond `credited` since gpufenced has read that, it does nothing if `unless_credited`.
-struct adjust { __u64 cgroup; __s64 bytes; __u64 used, charged, ended, credited, peak; __u32 found, reset_peak, unless_credited, done; };
+// With `begin` policies have changed: the next generation begins.
+struct adjust { __u64 cgroup; __s64 bytes; __u64 used, charged, ended, credited, peak; __u32 found, reset_peak, unless_credited, done, begin, pad; };
 
 #define MAP(name, kind, n, k, v)                                                                                                        \
 	struct { __uint(type, kind); __uint(max_entries, n); __type(key, k); __type(value, v); } name SEC(".maps")
 MAP(policies, BPF_MAP_TYPE_HASH, 8192, __u64, struct policy);
 MAP(usages, BPF_MAP_TYPE_HASH, 8192, __u64, struct usage);
 MAP(devices, BPF_MAP_TYPE_HASH, 2048, __u32, __u32);
+MAP(majors, BPF_MAP_TYPE_ARRAY, MAJORS, __u32, __u32); // 1 where a device of that major number is or was guarded
 MAP(exempt, BPF_MAP_TYPE_HASH, 1024, __u64, __u32);
 MAP(files, BPF_MAP_TYPE_HASH, 32768, __u64, struct owner);
-MAP(objects, BPF_MAP_TYPE_HASH, 65536, struct object, __u64);
+MAP(objects, BPF_MAP_TYPE_ARRAY, SHELVES, __u32, struct shelf);
 MAP(clients, BPF_MAP_TYPE_LRU_HASH, 16384, __u32, __u64);
 MAP(adjusted, BPF_MAP_TYPE_HASH, 8192, __u64, __s64); // sum of what gpufenced has added to a cgroup's `used`; see close_account()
 MAP(tainted, BPF_MAP_TYPE_HASH, 8192, __u64, __u64); // how many open files of a cgroup are RACED; see taint()
 MAP(configuration, BPF_MAP_TYPE_ARRAY, 1, __u32, struct settings);
+MAP(counters, BPF_MAP_TYPE_ARRAY, COUNTERS, __u32, __u64);
 MAP(stats, BPF_MAP_TYPE_PERCPU_ARRAY, S_COUNT, __u32, __u64);
-struct { __uint(type, BPF_MAP_TYPE_TASK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct inflight); } inflights SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_TASK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct task); } tasks SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 1 << 18); } events SEC(".maps");
 
 static const struct settings no_settings;
@@ -147,6 +164,7 @@ const enum door *unused_door __attribute__((unused));
 const enum policy_flags *unused_policy_flags __attribute__((unused));
 const struct event *unused_event __attribute__((unused));
 const enum stat *unused_stat __attribute__((unused));
+const enum counter *unused_counter __attribute__((unused));
 
 static __always_inline const struct settings *conf(void)
 {
@@ -173,15 +191,16 @@ static __always_inline int verdict(int r)
 	return r;
 }
 
-// All managed cgroups above the current task, itself included, the innermost last.
-static __always_inline int find(struct chain *c)
+// All managed cgroups above the current task, itself included, and the last one that was looked at.
+static __always_inline int find(struct chain *c, __u64 *last)
 {
-	c->n = 0;
-	c->flags = 0;
+	*last = 0;
+	*c = (struct chain){};
 	for (int level = 1; level < LEVELS; level++) {
 		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
 		if (!id)
 			break;
+		*last = id;
 		struct policy *p = bpf_map_lookup_elem(&policies, &id);
 		if (!p)
 			continue;
@@ -306,8 +325,8 @@ added:
 	return over;
 }
 
-// Charges all of a chain or none. force: the driver has given it already.
-static __always_inline int charge(const struct chain *c, __u64 size, int force, __u32 class)
+// Charges all of a chain or none. force: the driver has given it already. ends: nothing more comes of it.
+static __always_inline int charge(const struct chain *c, __u64 size, int force, int ends, __u32 class)
 {
 	int rc = 0;
 	__u32 done = 0, kind = EV_QUOTA;
@@ -348,14 +367,13 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 		}
 		done = i + 1;
 		raise_peak(u, now);
-		__sync_fetch_and_add(&u->allowed, 1);
+		if (ends && done == c->n) // the container's own, so none above it refuses
+			__sync_fetch_and_add(&u->ended, size);
 	}
 	if (over)
 		tell(kind, DOOR_IOCTL, over, size, limit, class, ENOMEM);
-	if (!rc) {
-		count(S_CHARGED);
+	if (!rc)
 		return 0;
-	}
 	// The outer ones come first, so these are never the container's own.
 	for (__u32 i = 0; i < CHAIN; i++) {
 		if (i >= done)
@@ -365,7 +383,6 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 		if (u)
 			__sync_fetch_and_sub(&u->used, size);
 	}
-	count(S_DENIED);
 	return rc;
 }
 
@@ -519,18 +536,125 @@ static __always_inline int decode(int sleeps, __u32 cmd, __u64 arg, struct reque
 	return 0;
 }
 
+static __always_inline __u64 *counter(__u32 which) { return bpf_map_lookup_elem(&counters, &which); }
+
+// What tasks know of where they are does not hold any more.
+static __always_inline void begin_generation(void)
+{
+	__u64 *g = counter(GENERATION);
+	if (g)
+		__sync_fetch_and_add(g, 1);
+}
+
+// The file that a charge belongs to goes with it when it closes. What a request is made through stays open meanwhile, so
+// its owner stays where it is.
+static __always_inline struct owner *own(const struct chain *c, __u64 file)
+{
+	struct owner *o = bpf_map_lookup_elem(&files, &file);
+	if (o)
+		return o;
+	__u64 *serials = counter(SERIALS);
+	if (!serials)
+		return 0;
+	struct owner fresh = { .chain = *c, .serial = __sync_fetch_and_add(serials, 1) + BUSY + 1, .file = file };
+	fresh.chain.flags = 0;
+	bpf_map_update_elem(&files, &file, &fresh, BPF_NOEXIST); // another thread's is as good
+	return bpf_map_lookup_elem(&files, &file);
+}
+
+static __always_inline int disowned(const struct chain *c, const struct owner *o)
+{
+	if (!o)
+		return -ENOMEM;
+	return leaf(&o->chain) != leaf(c) ? -EPERM : 0;
+}
+
+static __always_inline __u64 what(__u32 client, __u32 handle) { return (__u64)client << 32 | handle; }
+
+// Handles that follow one another lie on shelves that do.
+static __always_inline struct shelf *shelf(__u64 serial, __u64 what)
+{
+	__u32 client = what >> 32, handle = (__u32)what, i = (serial ^ (__u64)client << 24) * 0x9e3779b97f4a7c15ull >> 32;
+	i = (i + (handle ^ handle >> 15)) & (SHELVES - 1);
+	return bpf_map_lookup_elem(&objects, &i);
+}
+
+static __always_inline int take_slot(struct object *o, __u64 serial) { return __sync_val_compare_and_swap(&o->serial, serial, BUSY) == serial; }
+
+static __always_inline void leave_slot(struct object *o, __u64 serial)
+{
+	asm volatile("" ::: "memory"); // x86 stores in order
+	*(volatile __u64 *)&o->serial = serial;
+}
+
+static __always_inline int is_open(__u64 file, __u64 serial)
+{
+	struct owner *o = bpf_map_lookup_elem(&files, &file);
+	return o && o->serial == serial;
+}
+
+// Remembers what was charged for an object, in the place of what its handle stood for before, or of what was got through a
+// file that is closed. Where a shelf is full of others, it is not known: its free gives nothing back at once.
+// Not static: so the verifier looks at it once.
+__attribute__((noinline)) int remember(__u64 serial, __u64 file, __u64 what, __u64 size)
+{
+	struct shelf *s = shelf(serial, what);
+	if (!s)
+		return 0;
+	for (int i = 0; i < SHELF; i++) {
+		struct object *o = &s->objects[i];
+		if (o->serial != serial || o->what != what || !take_slot(o, serial))
+			continue;
+		int same = o->what == what; // else another thread has put another there
+		if (same)
+			o->size = size;
+		leave_slot(o, serial);
+		if (same)
+			return 1;
+	}
+	for (int i = 0; i < SHELF; i++) {
+		struct object *o = &s->objects[i];
+		__u64 was = *(volatile __u64 *)&o->serial;
+		if (was == BUSY || (was && is_open(o->file, was)) || !take_slot(o, was))
+			continue;
+		o->file = file;
+		o->what = what;
+		o->size = size;
+		leave_slot(o, serial);
+		return 1;
+	}
+	return 0;
+}
+
+// What was charged for an object, once.
+__attribute__((noinline)) __u64 forget(__u64 serial, __u64 what)
+{
+	struct shelf *s = shelf(serial, what);
+	if (!s)
+		return 0;
+	for (int i = 0; i < SHELF; i++) {
+		struct object *o = &s->objects[i];
+		if (o->serial != serial || o->what != what || !take_slot(o, serial))
+			continue;
+		int same = o->what == what;
+		__u64 size = o->size;
+		leave_slot(o, same ? 0 : serial);
+		if (same)
+			return size;
+	}
+	return 0;
+}
+
 // A free's credit, where the object is known and was charged to this container.
 static __always_inline void credit(const struct chain *c, const struct request *r, __u64 file)
 {
-	struct object key = { .file = file, .client = r->client, .handle = r->handle };
 	struct owner *o = bpf_map_lookup_elem(&files, &file);
-	__u64 *size = bpf_map_lookup_elem(&objects, &key);
 
-	if (!o || !size || leaf(&o->chain) != leaf(c) || !conf()->credit_frees || c->flags & F_NO_CREDIT)
+	if (!o || leaf(&o->chain) != leaf(c) || !conf()->credit_frees || c->flags & F_NO_CREDIT)
 		return;
-	__u64 bytes = *size;
-	if (bpf_map_delete_elem(&objects, &key))
-		return; // another thread frees the same
+	__u64 bytes = forget(o->serial, what(r->client, r->handle));
+	if (!bytes)
+		return;
 	__sync_fetch_and_sub(&o->bytes, bytes);
 	struct chain chain = o->chain;
 	uncharge(&chain, bytes);
@@ -548,6 +672,7 @@ static __always_inline void taint(__u64 id, struct owner *o)
 	__u64 *n = bpf_map_lookup_elem(&tainted, &id);
 	if (n)
 		__sync_fetch_and_add(n, 1);
+	begin_generation();
 }
 
 static __always_inline int is_tainted(__u64 id)
@@ -556,47 +681,62 @@ static __always_inline int is_tainted(__u64 id)
 	return n && *n;
 }
 
-// The file that a charge belongs to goes with it when it closes.
-static __always_inline int own(const struct chain *c, __u64 file, __u64 size, __u64 uvm)
+// As find, and what is known of the task. The generation is read before policies are, so what is kept of older ones is kept
+// for an older one. The walk must have ended at the cgroup that the task was in before it: on its way from one to another
+// a task can be seen in both, and that is not kept.
+static __always_inline int locate(struct task *t, struct chain *c)
 {
-	struct owner *o = bpf_map_lookup_elem(&files, &file);
-	if (!o) {
-		struct owner fresh = { .chain = *c };
-		fresh.chain.flags = 0;
-		bpf_map_update_elem(&files, &file, &fresh, BPF_NOEXIST); // another thread's is as good
-		o = bpf_map_lookup_elem(&files, &file);
-		if (!o)
-			return -ENOMEM;
+	__u64 me = bpf_get_current_cgroup_id(), last, *g = counter(GENERATION), now = g ? *(volatile __u64 *)g : 0;
+
+	if (t && t->place.cgroup == me && t->place.generation == now) {
+		if (!t->place.chain.n)
+			return 0;
+		*c = t->place.chain;
+		return c->n;
 	}
-	if (leaf(&o->chain) != leaf(c))
-		return -EPERM;
-	__sync_fetch_and_add(&o->bytes, size);
-	__sync_fetch_and_add(&o->uvm, uvm);
-	return 0;
+	int rc = find(c, &last);
+	if (rc > 0 && is_tainted(leaf(c)))
+		c->flags |= TAINTED;
+	if (rc >= 0 && t && last == me) {
+		t->place.cgroup = 0;
+		t->place.chain = *c;
+		t->place.generation = now;
+		t->place.cgroup = me;
+	}
+	return rc;
+}
+
+static __always_inline struct task *this_task(__u64 flags) { return bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0, flags); }
+
+// Most calls of a node are for other devices.
+static __always_inline int may_guard(__u32 rdev)
+{
+	__u32 major = rdev >> 20, *guarded = bpf_map_lookup_elem(&majors, &major);
+	return guarded && *guarded;
 }
 
 static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __u32 cmd, __u64 arg)
 {
-	count(S_CALLS);
+	if (!may_guard(rdev))
+		return 0;
+	struct task *t = this_task(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct chain c;
+	int rc = locate(t, &c);
+	if (!rc)
+		return 0;
 	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
 	if (!kind)
-		return 0;
-	count(S_DEVICE);
-	struct chain c = {};
-	int rc = find(&c);
-	if (!rc)
 		return 0;
 	if (rc < 0)
 		return rc;
 	__u32 k = *kind & 0xff;
 	int enforce = c.flags & F_ENFORCE;
-	if (enforce && is_tainted(leaf(&c))) {
+	if (enforce && c.flags & TAINTED) {
 		tell(EV_TAINTED, compat ? DOOR_COMPAT : DOOR_IOCTL, leaf(&c), 0, 0, 0, EPERM);
 		return -EPERM;
 	}
 	if ((k == KIND_CANARY) != !!(c.flags & F_CANARY) || k == KIND_UVM)
 		return 0;
-	count(S_MANAGED);
 	if (compat) { // CUDA is 64-bit; this door cannot fault pages in, so it stays closed
 		tell(EV_COMPAT, DOOR_COMPAT, leaf(&c), 0, 0, 0, EPERM);
 		return enforce ? -EPERM : 0;
@@ -622,7 +762,7 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 	if (r.nr != 0x2b && !r.size)
 		return 0;
 	// Also where nothing is charged: the class can be another by the time the driver reads it.
-	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct inflight *p = t ? &t->request : 0;
 	int watched = conf()->commits;
 	if (!p && watched)
 		return enforce ? -ENOMEM : 0; // before anything is charged, which nobody would take back
@@ -632,21 +772,20 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 		p->pending = 0;
 	}
 	if (r.size) {
-		rc = own(&c, f, 0, 0);
-		if (rc) {
+		struct owner *o = own(&c, f);
+		rc = disowned(&c, o);
+		if (rc || !o) {
 			tell(rc == -EPERM ? EV_FOREIGN : EV_FULL, DOOR_IOCTL, leaf(&c), r.size, 0, r.class, rc);
 			return enforce ? rc : 0;
 		}
-		rc = charge(&c, r.size, 0, r.class);
+		rc = charge(&c, r.size, 0, !watched, r.class); // else nobody will see its end
 		if (rc)
 			return rc;
-		own(&c, f, r.size, 0); // as just before: the file is open
-		if (r.handle) { // a handle that the driver chooses is not known: gpufenced's look at NVML lowers that charge
-			struct object key = { .file = f, .client = r.client, .handle = r.handle };
-			bpf_map_update_elem(&objects, &key, &r.size, BPF_NOEXIST);
-		}
-		if (!watched)
-			end_charge(&c, r.size); // nobody will see it
+		__sync_fetch_and_add(&o->bytes, r.size);
+		// A handle that the driver chooses is not known: gpufenced's look at NVML lowers that charge. What had this handle
+		// before has gone, with something above it, or was not given. Where copies are watched, it is known when it is given.
+		if (r.handle && !(watched && r.nr == 0x2b))
+			remember(o->serial, o->file, what(r.client, r.handle), r.size);
 	}
 	if (!p)
 		return 0;
@@ -671,13 +810,14 @@ static __always_inline int door(int sleeps, int compat, struct file *file, __u32
 static __always_inline int open_door(struct file *file)
 {
 	__u32 rdev = file->f_inode->i_rdev;
-	if (!rdev)
+	if (!may_guard(rdev))
 		return 0;
 	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
 	if (!kind)
 		return 0;
-	struct chain c = {};
-	int rc = find(&c);
+	struct chain c;
+	__u64 last;
+	int rc = find(&c, &last);
 	if (rc < 0)
 		return rc;
 	__u32 k = *kind & 0xff;
@@ -720,13 +860,14 @@ static __always_inline int mmap_door(struct file *file)
 	if (!file)
 		return 0;
 	__u32 rdev = file->f_inode->i_rdev;
-	if (!rdev)
+	if (!may_guard(rdev))
 		return 0;
 	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
 	if (!kind || (*kind & 0xff) != KIND_UVM)
 		return 0;
-	struct chain c = {};
-	int rc = find(&c);
+	struct chain c;
+	__u64 last;
+	int rc = find(&c, &last);
 	if (rc <= 0)
 		return rc;
 	struct task_struct *t = bpf_get_current_task_btf();
@@ -742,18 +883,63 @@ static __always_inline int mmap_door(struct file *file)
 		return enforce ? -EPERM : 0;
 	}
 	__u64 now = __sync_fetch_and_add(&u->uvm, bytes) + bytes, all = now + *(volatile __u64 *)&u->used;
-	rc = own(&c, (__u64)file, 0, bytes);
+	struct owner *o = own(&c, (__u64)file);
+	rc = disowned(&c, o);
+	if (!rc && o)
+		__sync_fetch_and_add(&o->uvm, bytes);
 	if (all > p->uvm_limit || now < bytes || all < now || rc) {
 		tell(EV_UVM, DOOR_MMAP, id, bytes, p->uvm_limit, 0, ENOMEM);
 		if (enforce) {
 			__sync_fetch_and_sub(&u->uvm, bytes);
-			__u64 f = (__u64)file;
-			struct owner *o = bpf_map_lookup_elem(&files, &f);
 			if (!rc && o)
 				__sync_fetch_and_sub(&o->uvm, bytes);
 			return rc ? rc : -ENOMEM;
 		}
 	}
+	return 0;
+}
+
+// gpufenced's hand on `usages`: adds to it and reads it in one go.
+SEC("syscall")
+int adjust_usage(struct adjust *a)
+{
+	__u64 id = a->cgroup;
+	if (a->begin)
+		begin_generation();
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	if (!u)
+		return 0;
+	a->found = 1;
+	a->done = 1;
+	if (a->bytes) {
+		__s64 none = 0;
+		bpf_map_update_elem(&adjusted, &id, &none, BPF_NOEXIST); // it may be there
+		__s64 *sum = bpf_map_lookup_elem(&adjusted, &id);
+		if (!sum)
+			return -ENOMEM;
+		// First, so that a file that closes between the two takes too little off. One that began before has told in
+		// `credited`: what it takes off may be the same memory.
+		__sync_fetch_and_add(sum, a->bytes);
+		if (a->unless_credited && *(volatile __u64 *)&u->credited != a->credited) {
+			__sync_fetch_and_sub(sum, a->bytes);
+			a->done = 0;
+		} else {
+			__sync_fetch_and_add(&u->used, (__u64)a->bytes);
+		}
+	}
+	// In this order; see the top.
+	a->used = *(volatile __u64 *)&u->used;
+	a->charged = *(volatile __u64 *)&u->charged;
+	a->credited = *(volatile __u64 *)&u->credited;
+	a->ended = *(volatile __u64 *)&u->ended;
+	a->peak = *(volatile __u64 *)&u->peak;
+	if (a->reset_peak) {
+		// What rises meanwhile is not lost.
+		a->peak = __sync_lock_test_and_set(&u->peak, 0);
+		raise_peak(u, *(volatile __u64 *)&u->used);
+	}
+	if (a->peak < a->used)
+		a->peak = a->used;
 	return 0;
 }
 
@@ -823,8 +1009,10 @@ int file_gone(__u64 *ctx)
 		close_account(&last);
 	__u64 id = leaf(&last.chain);
 	__u64 *n = last.chain.flags & RACED ? bpf_map_lookup_elem(&tainted, &id) : 0;
-	if (n)
+	if (n) {
 		__sync_fetch_and_sub(n, 1);
+		begin_generation();
+	}
 	struct usage *u = bpf_map_lookup_elem(&usages, &id);
 	if (u && last.uvm)
 		__sync_fetch_and_sub(&u->uvm, last.uvm);
@@ -833,8 +1021,8 @@ int file_gone(__u64 *ctx)
 
 static __always_inline struct inflight *flying(void)
 {
-	struct inflight *p = bpf_task_storage_get(&inflights, bpf_get_current_task_btf(), 0, 0);
-	return p && p->active ? p : 0;
+	struct task *t = this_task(0);
+	return t && t->request.active ? &t->request : 0;
 }
 
 static __always_inline int is_params(__u32 n)
@@ -854,14 +1042,12 @@ static __always_inline void look(struct inflight *p, __u64 copy, __u32 n, int ou
 	if (size > p->charged) {
 		__u64 more = size - p->charged, id = leaf(&p->chain);
 		struct chain c = p->chain;
-		charge(&c, more, 1, p->class);
+		charge(&c, more, 1, 0, p->class);
 		p->pending += more;
 		__u64 f = p->file;
-		struct owner *o = bpf_map_lookup_elem(&files, &f);
-		if (o && leaf(&o->chain) == id)
+		struct owner *o = own(&c, f);
+		if (!disowned(&c, o) && o)
 			__sync_fetch_and_add(&o->bytes, more);
-		else
-			own(&c, f, more, 0);
 		p->charged = size;
 		// On the way out the driver has put what it gave, which may be more than was asked for.
 		int proven = !(out && p->verified) && !(n == 120 && p->class == 0xb1);
@@ -899,6 +1085,10 @@ static __always_inline void copied_out(__u64 from, __u32 n)
 	__u32 client = p->client;
 	__u64 id = leaf(&p->chain);
 	bpf_map_update_elem(&clients, &client, &id, BPF_ANY);
+	__u64 f = p->file;
+	struct owner *o = bpf_map_lookup_elem(&files, &f);
+	if (o && p->handle && p->charged && p->nr == 0x2b)
+		remember(o->serial, o->file, what(client, p->handle), p->charged);
 	struct chain c = p->chain;
 	end_charge(&c, p->pending);
 	p->pending = 0;
@@ -917,8 +1107,6 @@ static __always_inline void ended(void)
 	__u64 f = p->file, bytes = p->charged;
 	struct chain c = p->chain;
 	if (conf()->commits && bytes && p->nr == 0x2b) {
-		struct object key = { .file = f, .client = p->client, .handle = p->handle };
-		bpf_map_delete_elem(&objects, &key);
 		struct owner *o = bpf_map_lookup_elem(&files, &f);
 		if (o) {
 			__sync_fetch_and_sub(&o->bytes, bytes);
@@ -972,45 +1160,4 @@ int probe_copy_out(struct pt_regs *ctx) { copied_out(ctx->si, (__u32)ctx->dx); r
 SEC("kretprobe/nvidia_unlocked_ioctl")
 int probe_request_end(struct pt_regs *ctx) { ended(); return 0; }
 
-// gpufenced's hand on `usages`: adds to it and reads it in one go.
-SEC("syscall")
-int adjust_usage(struct adjust *a)
-{
-	__u64 id = a->cgroup;
-	struct usage *u = bpf_map_lookup_elem(&usages, &id);
-	if (!u)
-		return 0;
-	a->found = 1;
-	a->done = 1;
-	if (a->bytes) {
-		__s64 none = 0;
-		bpf_map_update_elem(&adjusted, &id, &none, BPF_NOEXIST); // it may be there
-		__s64 *sum = bpf_map_lookup_elem(&adjusted, &id);
-		if (!sum)
-			return -ENOMEM;
-		// First, so that a file that closes between the two takes too little off. One that began before has told in
-		// `credited`: what it takes off may be the same memory.
-		__sync_fetch_and_add(sum, a->bytes);
-		if (a->unless_credited && *(volatile __u64 *)&u->credited != a->credited) {
-			__sync_fetch_and_sub(sum, a->bytes);
-			a->done = 0;
-		} else {
-			__sync_fetch_and_add(&u->used, (__u64)a->bytes);
-		}
-	}
-	// In this order; see the top.
-	a->used = *(volatile __u64 *)&u->used;
-	a->charged = *(volatile __u64 *)&u->charged;
-	a->credited = *(volatile __u64 *)&u->credited;
-	a->ended = *(volatile __u64 *)&u->ended;
-	a->peak = *(volatile __u64 *)&u->peak;
-	if (a->reset_peak) {
-		// What rises meanwhile is not lost.
-		a->peak = __sync_lock_test_and_set(&u->peak, 0);
-		raise_peak(u, *(volatile __u64 *)&u->used);
-	}
-	if (a->peak < a->used)
-		a->peak = a->used;
-	return 0;
-}
 #endif

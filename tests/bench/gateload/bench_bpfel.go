@@ -15,34 +15,32 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type benchInflight struct {
-	_     structs.HostLayout
-	Chain struct {
-		_     structs.HostLayout
-		Id    [4]uint64
-		N     uint32
-		Flags uint32
-	}
-	File     uint64
-	Charged  uint64
-	Pending  uint64
-	To       uint64
-	Client   uint32
-	Handle   uint32
-	Nr       uint32
-	Class    uint32
-	Active   uint32
-	Verified uint32
-	N        uint32
-	Pad      uint32
+type benchAdjust struct {
+	_              structs.HostLayout
+	Cgroup         uint64
+	Bytes          int64
+	Used           uint64
+	Charged        uint64
+	Ended          uint64
+	Credited       uint64
+	Peak           uint64
+	Found          uint32
+	ResetPeak      uint32
+	UnlessCredited uint32
+	Done           uint32
+	Begin          uint32
+	Pad            uint32
 }
 
-type benchObject struct {
-	_      structs.HostLayout
-	File   uint64
-	Client uint32
-	Handle uint32
-}
+type benchKind uint32
+
+const (
+	benchKindKIND_CTL    benchKind = 1
+	benchKindKIND_GPU    benchKind = 2
+	benchKindKIND_UVM    benchKind = 3
+	benchKindKIND_CLOSED benchKind = 4
+	benchKindKIND_CANARY benchKind = 5
+)
 
 type benchOwner struct {
 	_     structs.HostLayout
@@ -52,8 +50,10 @@ type benchOwner struct {
 		N     uint32
 		Flags uint32
 	}
-	Bytes uint64
-	Uvm   uint64
+	Bytes  uint64
+	Uvm    uint64
+	Serial uint64
+	File   uint64
 }
 
 type benchPolicy struct {
@@ -64,6 +64,16 @@ type benchPolicy struct {
 	Flags    uint32
 	Pad      uint32
 }
+
+type benchPolicyFlags uint32
+
+const (
+	benchPolicyFlagsF_ENFORCE   benchPolicyFlags = 1
+	benchPolicyFlagsF_CANARY    benchPolicyFlags = 2
+	benchPolicyFlagsF_NO_CREDIT benchPolicyFlags = 4
+	benchPolicyFlagsF_GPU       benchPolicyFlags = 8
+	benchPolicyFlagsF_UVM       benchPolicyFlags = 16
+)
 
 type benchSettings struct {
 	_               structs.HostLayout
@@ -77,6 +87,53 @@ type benchSettings struct {
 	EventsPerSecond uint32
 }
 
+type benchShelf struct {
+	_       structs.HostLayout
+	Objects [4]struct {
+		_      structs.HostLayout
+		Serial uint64
+		File   uint64
+		What   uint64
+		Size   uint64
+	}
+}
+
+type benchTask struct {
+	_     structs.HostLayout
+	Place struct {
+		_     structs.HostLayout
+		Chain struct {
+			_     structs.HostLayout
+			Id    [4]uint64
+			N     uint32
+			Flags uint32
+		}
+		Cgroup     uint64
+		Generation uint64
+	}
+	Request struct {
+		_     structs.HostLayout
+		Chain struct {
+			_     structs.HostLayout
+			Id    [4]uint64
+			N     uint32
+			Flags uint32
+		}
+		File     uint64
+		Charged  uint64
+		Pending  uint64
+		To       uint64
+		Client   uint32
+		Handle   uint32
+		Nr       uint32
+		Class    uint32
+		Active   uint32
+		Verified uint32
+		N        uint32
+		Pad      uint32
+	}
+}
+
 type benchUsage struct {
 	_           structs.HostLayout
 	Used        uint64
@@ -84,7 +141,6 @@ type benchUsage struct {
 	Ended       uint64
 	Credited    uint64
 	Peak        uint64
-	Allowed     uint64
 	Denied      uint64
 	DeniedBytes uint64
 	Races       uint64
@@ -100,18 +156,22 @@ const (
 	benchMapAdjusted          = "adjusted"
 	benchMapClients           = "clients"
 	benchMapConfiguration     = "configuration"
+	benchMapCounters          = "counters"
 	benchMapDevices           = "devices"
 	benchMapEvents            = "events"
 	benchMapExempt            = "exempt"
 	benchMapFiles             = "files"
-	benchMapInflights         = "inflights"
+	benchMapMajors            = "majors"
 	benchMapObjects           = "objects"
 	benchMapPolicies          = "policies"
 	benchMapStats             = "stats"
 	benchMapTainted           = "tainted"
+	benchMapTasks             = "tasks"
 	benchMapUsages            = "usages"
+	benchProgAdjustUsage      = "adjust_usage"
 	benchProgDoorOnEnter      = "door_on_enter"
 	benchProgEmpty            = "empty"
+	benchVarUnusedCounter     = "unused_counter"
 	benchVarUnusedDoor        = "unused_door"
 	benchVarUnusedEvent       = "unused_event"
 	benchVarUnusedEventKind   = "unused_event_kind"
@@ -162,6 +222,7 @@ type benchSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type benchProgramSpecs struct {
+	AdjustUsage *ebpf.ProgramSpec `ebpf:"adjust_usage"`
 	DoorOnEnter *ebpf.ProgramSpec `ebpf:"door_on_enter"`
 	Empty       *ebpf.ProgramSpec `ebpf:"empty"`
 }
@@ -173,15 +234,17 @@ type benchMapSpecs struct {
 	Adjusted      *ebpf.MapSpec `ebpf:"adjusted"`
 	Clients       *ebpf.MapSpec `ebpf:"clients"`
 	Configuration *ebpf.MapSpec `ebpf:"configuration"`
+	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exempt        *ebpf.MapSpec `ebpf:"exempt"`
 	Files         *ebpf.MapSpec `ebpf:"files"`
-	Inflights     *ebpf.MapSpec `ebpf:"inflights"`
+	Majors        *ebpf.MapSpec `ebpf:"majors"`
 	Objects       *ebpf.MapSpec `ebpf:"objects"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Tainted       *ebpf.MapSpec `ebpf:"tainted"`
+	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
 	Usages        *ebpf.MapSpec `ebpf:"usages"`
 }
 
@@ -189,6 +252,7 @@ type benchMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type benchVariableSpecs struct {
+	UnusedCounter     *ebpf.VariableSpec `ebpf:"unused_counter"`
 	UnusedDoor        *ebpf.VariableSpec `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.VariableSpec `ebpf:"unused_event_kind"`
@@ -220,15 +284,17 @@ type benchMaps struct {
 	Adjusted      *ebpf.Map `ebpf:"adjusted"`
 	Clients       *ebpf.Map `ebpf:"clients"`
 	Configuration *ebpf.Map `ebpf:"configuration"`
+	Counters      *ebpf.Map `ebpf:"counters"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exempt        *ebpf.Map `ebpf:"exempt"`
 	Files         *ebpf.Map `ebpf:"files"`
-	Inflights     *ebpf.Map `ebpf:"inflights"`
+	Majors        *ebpf.Map `ebpf:"majors"`
 	Objects       *ebpf.Map `ebpf:"objects"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Tainted       *ebpf.Map `ebpf:"tainted"`
+	Tasks         *ebpf.Map `ebpf:"tasks"`
 	Usages        *ebpf.Map `ebpf:"usages"`
 }
 
@@ -237,15 +303,17 @@ func (m *benchMaps) Close() error {
 		m.Adjusted,
 		m.Clients,
 		m.Configuration,
+		m.Counters,
 		m.Devices,
 		m.Events,
 		m.Exempt,
 		m.Files,
-		m.Inflights,
+		m.Majors,
 		m.Objects,
 		m.Policies,
 		m.Stats,
 		m.Tainted,
+		m.Tasks,
 		m.Usages,
 	)
 }
@@ -254,6 +322,7 @@ func (m *benchMaps) Close() error {
 //
 // It can be passed to loadBenchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type benchVariables struct {
+	UnusedCounter     *ebpf.Variable `ebpf:"unused_counter"`
 	UnusedDoor        *ebpf.Variable `ebpf:"unused_door"`
 	UnusedEvent       *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventKind   *ebpf.Variable `ebpf:"unused_event_kind"`
@@ -266,12 +335,14 @@ type benchVariables struct {
 //
 // It can be passed to loadBenchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type benchPrograms struct {
+	AdjustUsage *ebpf.Program `ebpf:"adjust_usage"`
 	DoorOnEnter *ebpf.Program `ebpf:"door_on_enter"`
 	Empty       *ebpf.Program `ebpf:"empty"`
 }
 
 func (p *benchPrograms) Close() error {
 	return _BenchClose(
+		p.AdjustUsage,
 		p.DoorOnEnter,
 		p.Empty,
 	)
