@@ -35,7 +35,6 @@ type Verdict struct {
 	AdjustBytes int64 // to be added to the charge
 	NoCredit    bool  // its frees are not believed now
 	Kill        bool  // it has forged frees for the second time
-	AboveLimit  bool  // what it has is above its limit, whatever it was charged
 	Why         string
 }
 
@@ -55,7 +54,6 @@ type Credit struct {
 
 	points   []point
 	strikes  int // samples in a row that show more than the charge
-	over     int // and more than the limit
 	forged   int
 	noCredit bool
 	settled  uint64 // credit that was judged
@@ -104,13 +102,6 @@ func (c *Credit) Step(a Account, tr Truth) Verdict {
 	own := tr.OverheadBytes + c.baseline + margin
 
 	v := Verdict{NoCredit: c.noCredit}
-	if tr.NVMLBytes > sum(tr.LimitBytes, tr.OverheadBytes+margin) {
-		c.over++
-	} else {
-		c.over = 0
-	}
-	v.AboveLimit = c.over >= 2
-
 	if excess := tr.NVMLBytes - min(tr.NVMLBytes, greatest+own); excess > 0 {
 		c.strikes++
 		if c.strikes < 2 {

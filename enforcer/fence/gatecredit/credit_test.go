@@ -93,7 +93,7 @@ func TestLegalChurnIsNeverForged(t *testing.T) {
 					live = append(live[:k], live[k+1:]...)
 				}
 				if i%15 == 0 {
-					if v := m.step(c, limit, 320*mb); v.NoCredit || v.Kill || v.AdjustBytes > 0 || v.AboveLimit {
+					if v := m.step(c, limit, 320*mb); v.NoCredit || v.Kill || v.AdjustBytes > 0 {
 						t.Fatalf("seed %d, lag %s, at %s: %+v", seed, lag, m.now, v)
 					}
 					if m.used < m.real {
@@ -211,22 +211,6 @@ func TestFreesThatTheGateDoesNotSeeAreGivenBack(t *testing.T) {
 	}
 	if m.used != 100*mb {
 		t.Errorf("charged %d MiB, want 100", m.used/mb)
-	}
-}
-
-func TestAboveTheLimitWithoutAnyCredit(t *testing.T) {
-	m := &gateModel{}
-	c := newCredit()
-	m.alloc(1000*mb, 500*mb)
-	m.real = 1200 * mb // a request that was changed after the door
-	m.note()
-	m.now += 100 * time.Millisecond
-	if v := m.step(c, 1000*mb, 0); v.AboveLimit {
-		t.Fatal("one sample is not enough")
-	}
-	m.now += 100 * time.Millisecond
-	if v := m.step(c, 1000*mb, 0); !v.AboveLimit {
-		t.Fatalf("%+v", v)
 	}
 }
 
