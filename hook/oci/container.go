@@ -63,6 +63,7 @@ type container struct {
 	cwd    string
 	rootfs string // absolute
 
+	unhooked       bool // the runtime would run no hook
 	shimDir        string
 	narrowLib      bool
 	terminationLog string // on the host; "" if there is none

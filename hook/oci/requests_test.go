@@ -4,6 +4,7 @@ package oci
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -91,5 +92,33 @@ func TestRenderDenyPartly(t *testing.T) {
 		if got := strings.Contains(string(root.bytes()), denied); got != want {
 			t.Errorf("%s\ngot %s", rules, root.bytes())
 		}
+	}
+}
+
+// TestRestoreWithoutHooks: what would not be registered does not come back with a GPU.
+func TestRestoreWithoutHooks(t *testing.T) {
+	d := startDaemon(t)
+	d.answer = api.PrepareResponse{Grant: quota.Grant{GPUs: []quota.GPU{{UUID: gpuUUID}}, Mode: quota.ModeEnforce}}
+	b := newBench(t, "gpufence-runtime.docker", asking, d.socket)
+	restore := func() bool {
+		return b.run("--log", b.log, "--log-format", "json", "restore", "--bundle", b.bundle, "c1")
+	}
+	if !restore() {
+		t.Errorf("runc runs hooks: %s", b.stderr.String())
+	}
+	crun := program(t, filepath.Join(b.dir, "bin", "crun"))
+	if err := os.Symlink(crun, filepath.Join(b.dir, "bin", "nvidia-container-runtime")); err != nil {
+		t.Fatal(err)
+	}
+	if restore() || !strings.Contains(b.stderr.String(), "gpufence: E1007 the low-level runtime runs no hooks when it restores") {
+		t.Errorf("said %s", b.stderr.String())
+	}
+	if !b.create() {
+		t.Errorf("create is another matter: %s", b.stderr.String())
+	}
+	b = newBench(t, "gpufence-runtime.docker", `{"linux":{"namespaces":[{"type":"pid"}]}}`, d.socket)
+	b.w.Settings.Runtimes = []string{program(t, filepath.Join(b.dir, "crun"))}
+	if !restore() {
+		t.Errorf("without a GPU: %s", b.stderr.String())
 	}
 }

@@ -197,6 +197,7 @@ func (w Wrapper) create(ctx context.Context, cmd Command, engine quota.Engine, l
 	if err != nil {
 		return err
 	}
+	c.unhooked = cmd.Name == "restore" && w.restoresUnhooked()
 	key := api.ContainerKey{Engine: engine, Scope: scopeOf(cmd), ID: cmd.ID}
 	edited, notices, err := w.fence(ctx, key, c, doc, cmd.BundleDir(cwd))
 	for _, n := range once(notices) {
@@ -275,6 +276,10 @@ func (w Wrapper) fence(ctx context.Context, key api.ContainerKey, c container, d
 	edits, err := plan.Plan(c.input, request, prepared)
 	if err != nil {
 		return false, notices, err
+	}
+	if len(edits.Hooks) > 0 && c.unhooked && request.Mode == quota.ModeEnforce {
+		return false, notices, quota.NewError(quota.CodeRuntimeExec, "the low-level runtime runs no hooks when it restores, so that the container would not be held to its limit").
+			WithHint("restore it with runc: name that first under `runtimes` in config.toml")
 	}
 	if len(edits.Hooks) > 0 {
 		if err := checkHook(c.input.HookPath); err != nil {
@@ -397,6 +402,16 @@ func (w Wrapper) hookPath() string {
 		return "gpufence-hook" // checkHook refuses it
 	}
 	return filepath.Join(filepath.Dir(self), "gpufence-hook")
+}
+
+// restoresUnhooked says whether the low-level runtime may make a restored container without running its hooks: crun does, of
+// youki nobody has looked. What wraps another hands restore on to the one that is there.
+func (w Wrapper) restoresUnhooked() bool {
+	runtime, err := w.lookup().find()
+	if err == nil {
+		runtime, err = filepath.EvalSymlinks(runtime)
+	}
+	return err != nil || slices.Contains([]string{"crun", "youki"}, filepath.Base(runtime))
 }
 
 // checkHook says in our words what the runtime would say in its own later.
