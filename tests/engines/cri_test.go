@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/tests/mounts"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 // pods are what a CRI is asked for by crictl, one container in each.
@@ -140,7 +142,7 @@ func (k criContainer) ended(ctx context.Context) (bool, int, error) {
 type crio struct {
 	s      *site
 	dir    string
-	daemon *process
+	daemon *process.Process
 	pods   pods
 }
 
@@ -215,9 +217,9 @@ func (c *crio) up(ctx context.Context, t *testing.T, s *site) {
 		_, err := s.run(ctx, podmanPath, "--root", filepath.Join(c.dir, "root"), "--runroot", filepath.Join(mem, "runroot"), "--tmpdir", filepath.Join(mem, "podman"), "--storage-driver", "overlay", "load", "-i", image)
 		must(t, err)
 	}
-	c.daemon, err = start("crio", filepath.Join(c.dir, "log"), []string{gpufenceEnv(s)}, program, "--config", config, "--config-dir", filepath.Join(c.dir, "crio.conf.d"))
+	c.daemon, err = start(ctx, "crio", filepath.Join(c.dir, "log"), []string{gpufenceEnv(s)}, program, "--config", config, "--config-dir", filepath.Join(c.dir, "crio.conf.d"))
 	must(t, err)
-	must(t, c.daemon.ready(ctx, func() error { _, err := c.pods.crictl(ctx, "info", "-q"); return err }))
+	must(t, c.daemon.Ready(ctx, func(ctx context.Context) error { _, err := c.pods.crictl(ctx, "info", "-q"); return err }))
 }
 
 func (c *crio) start(ctx context.Context, r request) (begun, error) { return c.pods.start(ctx, r) }
@@ -230,19 +232,17 @@ func (c *crio) down(t *testing.T) {
 	if c.daemon == nil {
 		return
 	}
-	if t.Failed() {
-		t.Logf("the end of CRI-O's log:\n%s", tail(c.daemon.log, 12))
-	}
-	if err := c.daemon.stop(); err != nil {
+	c.daemon.LogIfFailed(t)
+	if err := c.daemon.Stop(context.Background()); err != nil {
 		t.Error(err)
 	}
 	killLeft(t, c.s.Path("crio"))
 	for _, dir := range []string{c.dir, c.s.Path("crio")} {
-		mounts, err := unmountBelow(dir)
+		mounted, err := mounts.Detach(dir)
 		if err != nil {
 			t.Error(err)
 		}
-		for _, m := range mounts {
+		for _, m := range mounted {
 			if filepath.Base(m) != "overlay" { // its storage's own
 				t.Errorf("left mounted: %s", m)
 			}

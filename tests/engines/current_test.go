@@ -29,10 +29,10 @@ func (d *currentDocker) up(ctx context.Context, t *testing.T, s *site) {
 	_, err := s.gpufence(ctx, "install", "--runtime", "docker", "--config", config, "--executable-path", daemon, "--validate", "always")
 	must(t, err)
 	path := filepath.Dir(s.bins["containerd/containerd"]) + ":" + os.Getenv("PATH")
-	d.daemon, err = start("dockerd", filepath.Join(d.dir, "log"), []string{gpufenceEnv(s), "PATH=" + path}, daemon, "--config-file", config, "--data-root", filepath.Join(d.dir, "data"),
+	d.daemon, err = start(ctx, "dockerd", filepath.Join(d.dir, "log"), []string{gpufenceEnv(s), "PATH=" + path}, daemon, "--config-file", config, "--data-root", d.data(),
 		"--exec-root", s.Path("docker"), "--pidfile", filepath.Join(d.dir, "pid"), "-H", d.sock(), "--iptables=false", "--ip6tables=false", "--bridge=none")
 	must(t, err)
-	must(t, d.daemon.ready(ctx, func() error { _, err := d.docker.docker(ctx, "info"); return err }))
+	must(t, d.daemon.Ready(ctx, func(ctx context.Context) error { _, err := d.docker.docker(ctx, "info"); return err }))
 	out, err := d.docker.docker(ctx, "version", "--format", "client {{.Client.Version}}, server {{.Server.Version}}, API {{.Server.APIVersion}}")
 	must(t, err)
 	t.Logf("%s", strings.TrimSpace(out))
@@ -42,12 +42,12 @@ func (d *currentDocker) up(ctx context.Context, t *testing.T, s *site) {
 	}
 }
 
-func (d *currentDocker) start(_ context.Context, r request) (begun, error) {
+func (d *currentDocker) start(ctx context.Context, r request) (begun, error) {
 	args := []string{"-H", d.sock(), "run", "--rm", "--network", "none", "--runtime", handler, "--name", unique(r.name), "--env", "NVIDIA_VISIBLE_DEVICES=0"}
 	if r.limit != "" {
 		args = append(args, "--annotation", "gpufence.dev/memory.max="+r.limit)
 	}
-	p, err := start("docker", filepath.Join(d.dir, r.name+".log"), nil, d.client, append(append(args, clientImage), r.command...)...)
+	p, err := start(ctx, "docker", filepath.Join(d.dir, r.name+".log"), nil, d.client, append(append(args, clientImage), r.command...)...)
 	return foreground{p}, err
 }
 
@@ -134,14 +134,14 @@ func (b *bench) compose(ctx context.Context, t *testing.T, d *docker, limit stri
 		"    environment:\n      NVIDIA_VISIBLE_DEVICES: \"0\"\n%s", clientImage, handler, limit)
 	must(t, os.WriteFile(file, []byte(text), 0o600))
 	env := []string{"DOCKER_HOST=" + d.sock(), "HOME=" + d.dir}
-	p, err := start("compose", filepath.Join(d.dir, filepath.Base(t.Name())+".log"), env, program, "-f", file, "-p", project, "up")
+	p, err := start(ctx, "compose", filepath.Join(d.dir, filepath.Base(t.Name())+".log"), env, program, "-f", file, "-p", project, "up")
 	must(t, err)
 	t.Cleanup(func() {
 		_, err := runEnv(ctx, env, program, "-f", file, "-p", project, "down", "-t", "0")
 		if err != nil {
 			t.Error(err)
 		}
-		<-p.done
+		<-p.Done()
 	})
 	info, err := hear(ctx, foreground{p}, "meminfo")
 	must(t, err)

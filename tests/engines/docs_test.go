@@ -92,7 +92,7 @@ func runDocumented(ctx context.Context, s *site, e engine, page, command string)
 		}
 	case *nri:
 		// It has run since the engine was up.
-		if got := append([]string{filepath.Base(e.plugin.cmd.Path)}, e.plugin.cmd.Args[1:]...); !slices.Equal(got, e.replaced(words)) {
+		if got := slices.Concat([]string{filepath.Base(e.plugin.Args()[0])}, e.plugin.Args()[1:]); !slices.Equal(got, e.replaced(words)) {
 			return fmt.Errorf("the plugin of the test is %q", got)
 		}
 		_, err := e.holds(ctx, "documented", sandbox{})

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/tests/mounts"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 // request is a container that is to be started; limit is the value of memory.max, "" for none.
@@ -44,27 +46,19 @@ type engine interface {
 }
 
 // foreground is a command line that stays with its container.
-type foreground struct{ *process }
+type foreground struct{ *process.Process }
 
-func (f foreground) output(context.Context) string {
-	text, err := os.ReadFile(f.log)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
-}
+func (f foreground) output(context.Context) string { return f.Said() }
 
 func (f foreground) ended(context.Context) (bool, int, error) {
-	select {
-	case <-f.done:
-		code := f.cmd.ProcessState.ExitCode()
-		if code != 0 && code != 137 {
-			return true, code, errors.New(tail(f.log, 10))
-		}
-		return true, code, nil
-	default:
+	if f.Running() {
 		return false, 0, nil
 	}
+	code := f.State().ExitCode()
+	if code != 0 && code != 137 {
+		return true, code, errors.New(f.Tail(10))
+	}
+	return true, code, nil
 }
 
 // gpufenceEnv has gpufence-runtime find the test's gpufenced.
@@ -82,7 +76,7 @@ type containerd struct {
 
 	s      *site
 	dir    string // on the disk
-	daemon *process
+	daemon *process.Process
 	pods   pods
 }
 
@@ -169,12 +163,12 @@ func (c *containerd) install(ctx context.Context, t *testing.T) {
 
 // run starts it with the configuration as it is.
 func (c *containerd) run(ctx context.Context) (err error) {
-	c.daemon, err = start(c.set, filepath.Join(c.dir, "log"), []string{gpufenceEnv(c.s), "PATH=" + filepath.Dir(c.bin("containerd")) + ":" + os.Getenv("PATH")},
+	c.daemon, err = start(ctx, c.set, filepath.Join(c.dir, "log"), []string{gpufenceEnv(c.s), "PATH=" + filepath.Dir(c.bin("containerd")) + ":" + os.Getenv("PATH")},
 		c.bin("containerd"), "-c", c.config())
 	if err != nil {
 		return err
 	}
-	return c.daemon.ready(ctx, func() error { _, err := c.pods.crictl(ctx, "info", "-q"); return err })
+	return c.daemon.Ready(ctx, func(ctx context.Context) error { _, err := c.pods.crictl(ctx, "info", "-q"); return err })
 }
 
 // load gives it the images.
@@ -202,7 +196,7 @@ func (c *containerd) start(ctx context.Context, r request) (begun, error) {
 		args = append(args, "--annotation", "gpufence.dev/memory.max="+r.limit)
 	}
 	args = append(append(args, clientImage, unique(r.name)), r.command...)
-	p, err := start("ctr", filepath.Join(c.dir, r.name+".log"), nil, c.bin("ctr"), args...)
+	p, err := start(ctx, "ctr", filepath.Join(c.dir, r.name+".log"), nil, c.bin("ctr"), args...)
 	return foreground{p}, err
 }
 
@@ -231,15 +225,13 @@ func (c *containerd) down(t *testing.T) {
 	if c.daemon == nil {
 		return
 	}
-	if t.Failed() {
-		t.Logf("the end of %s's log:\n%s", c.set, tail(c.daemon.log, 8))
-	}
-	if err := c.daemon.stop(); err != nil {
+	c.daemon.LogIfFailed(t)
+	if err := c.daemon.Stop(context.Background()); err != nil {
 		t.Error(err)
 	}
 	killLeft(t, c.sock())
 	for _, dir := range []string{c.dir, c.s.Path(c.name())} {
-		if left, err := unmountBelow(dir); len(left) > 0 || err != nil {
+		if left, err := mounts.Detach(dir); len(left) > 0 || err != nil {
 			t.Errorf("left mounted: %q %v", left, err)
 		}
 	}
@@ -319,14 +311,14 @@ func (p *podman) podman(ctx context.Context, args ...string) (string, error) {
 	return runEnv(ctx, p.env(), p.path, append(p.global(), args...)...)
 }
 
-func (p *podman) start(_ context.Context, r request) (begun, error) {
+func (p *podman) start(ctx context.Context, r request) (begun, error) {
 	// Without CAP_SYS_RESOURCE Podman's own limits cannot be set.
 	args := append(p.global(), "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--name", unique(r.name), "--env", "NVIDIA_VISIBLE_DEVICES=0")
 	if r.limit != "" {
 		args = append(args, "--annotation", "gpufence.dev/memory.max="+r.limit)
 	}
 	args = append(append(args, clientImage), r.command...)
-	proc, err := start("podman", filepath.Join(p.dir, r.name+".log"), p.env(), p.path, args...)
+	proc, err := start(ctx, "podman", filepath.Join(p.dir, r.name+".log"), p.env(), p.path, args...)
 	return foreground{proc}, err
 }
 
@@ -345,18 +337,19 @@ func (p *podman) down(t *testing.T) {
 	}
 	// conmon calls Podman once more after a container's end, which mounts the storage again.
 	deadline := time.Now().Add(20 * time.Second)
-	for len(naming(p.dir)) > 0 && time.Now().Before(deadline) {
+	left, err := process.Naming(p.dir)
+	for ; err == nil && len(left) > 0 && time.Now().Before(deadline); left, err = process.Naming(p.dir) {
 		time.Sleep(50 * time.Millisecond)
 	}
-	if left := naming(p.dir); len(left) > 0 {
-		t.Errorf("left running: %q", left)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left running: %q %v", left, err)
 	}
 	for _, dir := range []string{p.dir, p.s.Path(filepath.Base(p.dir))} {
-		mounts, err := unmountBelow(dir)
+		mounted, err := mounts.Detach(dir)
 		if err != nil {
 			t.Error(err)
 		}
-		for _, m := range mounts {
+		for _, m := range mounted {
 			// Podman keeps the mount of its storage for the next call.
 			if filepath.Base(m) != "overlay" && !strings.HasSuffix(m, "/netns") {
 				t.Errorf("left mounted: %s", m)
@@ -365,25 +358,12 @@ func (p *podman) down(t *testing.T) {
 	}
 }
 
-// naming are the command lines of the processes that have a folder in theirs.
-func naming(dir string) []string {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is right
-	var out []string
-	for _, f := range files {
-		// One that ended meanwhile names nothing any more.
-		if line, err := os.ReadFile(f); err == nil && strings.Contains(string(line), dir) {
-			out = append(out, strings.ReplaceAll(string(line), "\x00", " "))
-		}
-	}
-	return out
-}
-
 // docker is Debian's 20.10, which has no --annotation: the limit comes by a variable.
 type docker struct {
 	s      *site
 	dir    string
 	client string
-	daemon *process
+	daemon *process.Process
 	key    bool // there was one
 }
 
@@ -410,15 +390,17 @@ func (d *docker) up(ctx context.Context, t *testing.T, s *site) {
 	must(t, os.WriteFile(config, []byte("{\n  \"debug\": false\n}\n"), 0o600))
 	_, err = s.gpufence(ctx, "install", "--runtime", "docker", "--config", config, "--executable-path", daemon)
 	must(t, err)
-	d.daemon, err = start("dockerd", filepath.Join(d.dir, "log"), []string{gpufenceEnv(s)}, daemon, "--config-file", config, "--data-root", filepath.Join(d.dir, "data"),
+	d.daemon, err = start(ctx, "dockerd", filepath.Join(d.dir, "log"), []string{gpufenceEnv(s)}, daemon, "--config-file", config, "--data-root", d.data(),
 		"--exec-root", s.Path("docker"), "--pidfile", filepath.Join(d.dir, "pid"), "-H", d.sock(), "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver", "overlay2")
 	must(t, err)
-	must(t, d.daemon.ready(ctx, func() error { _, err := d.docker(ctx, "info"); return err }))
+	must(t, d.daemon.Ready(ctx, func(ctx context.Context) error { _, err := d.docker(ctx, "info"); return err }))
 	_, err = d.docker(ctx, "load", "-i", s.images[0])
 	must(t, err)
 	_, err = d.docker(ctx, "load", "-i", s.images[1])
 	must(t, err)
 }
+
+func (d *docker) data() string { return filepath.Join(d.dir, "data") }
 
 func (d *docker) sock() string { return "unix://" + d.s.Path("docker.sock") }
 
@@ -426,12 +408,12 @@ func (d *docker) docker(ctx context.Context, args ...string) (string, error) {
 	return d.s.run(ctx, d.client, append([]string{"-H", d.sock()}, args...)...)
 }
 
-func (d *docker) start(_ context.Context, r request) (begun, error) {
+func (d *docker) start(ctx context.Context, r request) (begun, error) {
 	args := []string{"-H", d.sock(), "run", "--rm", "--network", "none", "--runtime", handler, "--name", unique(r.name), "--env", "NVIDIA_VISIBLE_DEVICES=0"}
 	if r.limit != "" {
 		args = append(args, "--env", "GPUFENCE_MEMORY_MAX="+r.limit)
 	}
-	p, err := start("docker", filepath.Join(d.dir, r.name+".log"), nil, d.client, append(append(args, clientImage), r.command...)...)
+	p, err := start(ctx, "docker", filepath.Join(d.dir, r.name+".log"), nil, d.client, append(append(args, clientImage), r.command...)...)
 	return foreground{p}, err
 }
 
@@ -451,10 +433,8 @@ func (d *docker) down(t *testing.T) {
 	if d.daemon == nil {
 		return
 	}
-	if t.Failed() {
-		t.Logf("the end of dockerd's log:\n%s", tail(d.daemon.log, 8))
-	}
-	if err := d.daemon.stop(); err != nil {
+	d.daemon.LogIfFailed(t)
+	if err := d.daemon.Stop(context.Background()); err != nil {
 		t.Error(err)
 	}
 	if !d.key {
@@ -465,12 +445,14 @@ func (d *docker) down(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // its containerd follows
 	killLeft(t, d.s.Path("docker"))
 	for _, dir := range []string{d.dir, d.s.Path("docker")} {
-		mounts, err := unmountBelow(dir)
+		mounted, err := mounts.Detach(dir)
 		if err != nil {
 			t.Error(err)
 		}
-		for _, m := range mounts {
-			if filepath.Base(m) != "default" { // the network namespace that dockerd keeps for --network none
+		for _, m := range mounted {
+			// dockerd keeps the network namespace of --network none, and makes its data root a mount of
+			// its own where that does not lie on a shared one.
+			if filepath.Base(m) != "default" && m != d.data() {
 				t.Errorf("left mounted: %s", m)
 			}
 		}
@@ -501,13 +483,13 @@ func (b *bare) command(words []string) []string {
 	return append([]string{filepath.Join(b.s.dist, "clients", filepath.Base(words[0]))}, words[1:]...)
 }
 
-func (b *bare) start(_ context.Context, r request) (begun, error) {
+func (b *bare) start(ctx context.Context, r request) (begun, error) {
 	args := []string{"run", "--name", unique(r.name), "--config", b.s.ConfigPath()}
 	if r.limit != "" {
 		args = append(args, "--memory.max", r.limit)
 	}
 	args = append(append(args, "--"), b.command(r.command)...)
-	p, err := start("gpufence run", filepath.Join(b.dir, r.name+".log"), b.s.SimEnv(), filepath.Join(b.s.dist, "bin/gpufence"), args...)
+	p, err := start(ctx, "gpufence run", filepath.Join(b.dir, r.name+".log"), b.s.SimEnv(), filepath.Join(b.s.dist, "bin/gpufence"), args...)
 	b.run[r.name] = foreground{p}
 	return foreground{p}, err
 }
@@ -517,14 +499,14 @@ func (b *bare) exec(context.Context, string, ...string) (string, error) { return
 
 var errNoExec = errors.New("gpufence run has no exec")
 
-func (b *bare) remove(_ context.Context, name string) error {
+func (b *bare) remove(ctx context.Context, name string) error {
 	f, ok := b.run[name]
 	if !ok {
 		return nil
 	}
 	delete(b.run, name)
 	// It passes the signal on.
-	return f.stop()
+	return f.Stop(ctx)
 }
 
 func (b *bare) down(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/tests/mounts"
 	"github.com/gpufence/gpufence/tests/node"
 )
 
@@ -308,7 +309,7 @@ func (b *bench) nothingLeft(ctx context.Context, t *testing.T) {
 		return len(all) == 0, err
 	}))
 	must(t, until(ctx, "no pages are left", func() (bool, error) {
-		mounts, err := mountsBelow(b.Path("run"))
+		pages, err := mounts.Below(b.Path("run"))
 		if err != nil {
 			return false, err
 		}
@@ -317,7 +318,7 @@ func (b *bench) nothingLeft(ctx context.Context, t *testing.T) {
 			return false, err
 		}
 		// A preparation that was never registered keeps its pages for a while.
-		return len(mounts) == 0 || slices.ContainsFunc(all, func(c api.Container) bool { return c.State == "prepared" }), nil
+		return len(pages) == 0 || slices.ContainsFunc(all, func(c api.Container) bool { return c.State == "prepared" }), nil
 	}))
 	for _, pattern := range []string{"/sys/fs/cgroup/*/gpufence-run-*", "/sys/fs/cgroup/gpufence-run-*", "/sys/fs/cgroup/*/*/" + unique("*")} {
 		left, err := filepath.Glob(pattern)

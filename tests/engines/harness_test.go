@@ -3,29 +3,23 @@
 package engines
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpufence/gpufence/enforcer/api"
+	"github.com/gpufence/gpufence/tests/mounts"
 	"github.com/gpufence/gpufence/tests/node"
 	"github.com/gpufence/gpufence/tests/ociimage"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 const (
@@ -110,7 +104,7 @@ func newSite(ctx context.Context, t *testing.T, sets ...string) *site {
 	s.disk, err = os.MkdirTemp("", "gpufence-engines-")
 	must(t, err)
 	t.Cleanup(func() {
-		left, err := unmountBelow(s.disk)
+		left, err := mounts.Detach(s.disk)
 		if len(left) > 0 || err != nil {
 			t.Errorf("left mounted: %q %v", left, err)
 		}
@@ -199,85 +193,9 @@ func runEnv(ctx context.Context, env []string, program string, args ...string) (
 	return stdout.String(), nil
 }
 
-// process is a program that runs beside the test.
-type process struct {
-	name string
-	cmd  *exec.Cmd
-	log  string
-	done chan struct{}
-}
-
-// launcher is one thread that starts every process: a parent's death signal follows the thread that
-// forked, and Go's other threads come and go.
-var launcher = sync.OnceValue(func() chan func() {
-	work := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		for f := range work {
-			f()
-		}
-	}()
-	return work
-})
-
-// start starts a program that dies with the test and writes into log.
-func start(name, log string, env []string, program string, args ...string) (*process, error) {
-	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	defer f.Close()
-	cmd := exec.CommandContext(context.Background(), program, args...)
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdout, cmd.Stderr = f, f
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	result := make(chan error)
-	launcher() <- func() { result <- cmd.Start() }
-	if err := <-result; err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	p := &process{name: name, cmd: cmd, log: log, done: make(chan struct{})}
-	go func() {
-		_ = cmd.Wait() // how it ended is in ProcessState
-		close(p.done)
-	}()
-	return p, nil
-}
-
-// ready waits until probe says so, as long as the process lives.
-func (p *process) ready(ctx context.Context, probe func() error) error {
-	var last error
-	err := until(ctx, p.name+" is ready", func() (bool, error) {
-		select {
-		case <-p.done:
-			return false, fmt.Errorf("%s ended at its start (%s):\n%s", p.name, p.cmd.ProcessState, tail(p.log, 15))
-		default:
-		}
-		last = probe()
-		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("%w (%w):\n%s", err, last, tail(p.log, 15))
-	}
-	return nil
-}
-
-// stop ends it in order, or after a while anyhow.
-func (p *process) stop() error {
-	if p == nil {
-		return nil
-	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("stop %s: %w", p.name, err)
-	}
-	select {
-	case <-p.done:
-		return nil
-	case <-time.After(30 * time.Second):
-	}
-	err := p.cmd.Process.Kill()
-	<-p.done
-	return errors.Join(fmt.Errorf("%s did not stop and was killed:\n%s", p.name, tail(p.log, 15)), err)
+// start starts a program beside the test, which writes into log.
+func start(ctx context.Context, name, log string, env []string, program string, args ...string) (*process.Process, error) {
+	return process.Start(ctx, process.Options{Name: name, Log: log, Env: env, TimeoutStart: patience, TimeoutStop: 30 * time.Second}, program, args...)
 }
 
 // until waits for something that must come.
@@ -295,64 +213,12 @@ func until(ctx context.Context, what string, f func() (bool, error)) error {
 	}
 }
 
-func tail(path string, lines int) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
-}
-
-// mountsBelow lists what is mounted at or below a folder, the newest first.
-func mountsBelow(dir string) ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var out []string
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		if fields := strings.Fields(lines.Text()); len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
-			out = append([]string{fields[4]}, out...)
-		}
-	}
-	return out, lines.Err()
-}
-
-func unmountBelow(dir string) ([]string, error) {
-	mounts, err := mountsBelow(dir)
-	if err != nil {
-		return nil, err
-	}
-	var errs []error
-	for _, m := range mounts {
-		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", m, err))
-		}
-	}
-	return mounts, errors.Join(errs...)
-}
-
 // killLeft kills what still runs from a folder, such as a shim whose engine is gone, and says so.
 func killLeft(t *testing.T, dir string) {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	must(t, err)
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(text), dir) {
-			continue // it has ended meanwhile, or is not ours
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		t.Errorf("left running: %d %s", pid, strings.ReplaceAll(string(text), "\x00", " "))
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			t.Error(err)
-		}
+	left, err := process.KillNaming(dir)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left running: %q %v", left, err)
 	}
 }
 

@@ -39,7 +39,7 @@ func TestLoaded(t *testing.T) {
 			must(t, c.run(ctx))
 			c.install(ctx, t)
 			through(t, c.pods.endpoint, handler, "has not loaded the handler "+handler+", only runc")
-			must(t, c.daemon.stop())
+			must(t, c.daemon.Stop(ctx))
 			must(t, c.run(ctx))
 			through(t, c.pods.endpoint, handler, "")
 			through(t, c.pods.endpoint, "runc", "starts its default runtime and not gpufence-runtime")

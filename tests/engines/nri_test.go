@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/tests/documented"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 // nri is containerd with gpufence-nri: pods have containerd's own runc, of whose configuration nothing is ours.
@@ -29,7 +30,7 @@ type nri struct {
 	containerd
 	both bool // the wrapper is installed, too
 
-	plugin *process
+	plugin *process.Process
 }
 
 func (n *nri) socket() string { return n.s.Path(n.name() + ".nri") }
@@ -89,10 +90,10 @@ func (n *nri) connect(ctx context.Context) error {
 	}
 	words := n.replaced(strings.Fields(commands[0].Text))
 	before := n.audits()
-	if n.plugin, err = start(words[0], n.log(), []string{gpufenceEnv(n.s)}, filepath.Join(n.s.dist, "bin", words[0]), words[1:]...); err != nil {
+	if n.plugin, err = start(ctx, words[0], n.log(), []string{gpufenceEnv(n.s)}, filepath.Join(n.s.dist, "bin", words[0]), words[1:]...); err != nil {
 		return err
 	}
-	return n.plugin.ready(ctx, func() error {
+	return n.plugin.Ready(ctx, func(context.Context) error {
 		if n.audits() == before {
 			return errors.New("it has not looked through what runs")
 		}
@@ -100,17 +101,17 @@ func (n *nri) connect(ctx context.Context) error {
 	})
 }
 
-func (n *nri) disconnect() error {
-	err := n.plugin.stop()
+func (n *nri) disconnect(ctx context.Context) error {
+	err := n.plugin.Stop(ctx)
 	n.plugin = nil
 	return err
 }
 
 func (n *nri) down(t *testing.T) {
 	if t.Failed() && n.s != nil {
-		t.Logf("the end of the plugin's log:\n%s", tail(n.log(), 12))
+		t.Logf("the end of the plugin's log:\n%s", process.Tail(n.log(), 12))
 	}
-	if err := n.plugin.stop(); err != nil {
+	if err := n.plugin.Stop(context.Background()); err != nil {
 		t.Error(err)
 	}
 	n.containerd.down(t)
@@ -352,7 +353,7 @@ func (n *nri) found(ctx context.Context, t *testing.T, name string) api.Event {
 func (n *nri) awayAndBack(ctx context.Context, t *testing.T) {
 	_, err := n.holds(ctx, "before", sandbox{})
 	must(t, err)
-	must(t, n.disconnect())
+	must(t, n.disconnect(ctx))
 	c := n.unfenced(ctx, t, "meanwhile")
 	must(t, n.connect(ctx))
 	e := n.found(ctx, t, "meanwhile")
@@ -360,7 +361,7 @@ func (n *nri) awayAndBack(ctx context.Context, t *testing.T) {
 		t.Errorf("gpufenced says %+v", e)
 	}
 	if got := n.said("1 running containers " + somethingFound); got != 1 {
-		t.Errorf("the plugin found other than one container:\n%s", tail(n.log(), 5))
+		t.Errorf("the plugin found other than one container:\n%s", process.Tail(n.log(), 5))
 	}
 	if done, status, err := c.ended(ctx); done || err != nil {
 		t.Errorf("with unmanaged = warn it ended with %d, %v", status, err)
@@ -379,7 +380,7 @@ func (n *nri) awayAndKilled(ctx context.Context, t *testing.T) {
 		must(t, n.s.StopDaemon(ctx))
 		must(t, n.s.StartDaemon(ctx))
 	}
-	must(t, n.disconnect())
+	must(t, n.disconnect(ctx))
 	c := n.unfenced(ctx, t, "killed")
 	restart("unmanaged = \"kill\"\n" + string(before))
 	must(t, n.connect(ctx))
@@ -406,7 +407,7 @@ func (n *nri) engineRestarts(ctx context.Context, t *testing.T) {
 	_, err := n.holds(ctx, "lasting", sandbox{})
 	must(t, err)
 	before, connections := n.said(nothingFound), n.said("connected to NRI at")
-	must(t, n.daemon.stop())
+	must(t, n.daemon.Stop(ctx))
 	must(t, until(ctx, "the plugin says that it is away", func() (bool, error) { return n.said("containers start WITHOUT a fence") > 0, nil }))
 	var lines string
 	for _, b := range otherBlock.FindAllStringSubmatch(page(t, "nri.md"), -1) {
@@ -436,7 +437,7 @@ func (n *nri) engineRestarts(ctx context.Context, t *testing.T) {
 
 // required: with the page's lines the engine itself refuses while the plugin is away.
 func (n *nri) required(ctx context.Context, t *testing.T) {
-	must(t, n.disconnect())
+	must(t, n.disconnect(ctx))
 	_, err := n.holds(ctx, "refused", sandbox{})
 	if err == nil || !strings.Contains(err.Error(), "gpufence") || !strings.Contains(err.Error(), "required") {
 		t.Errorf("the engine did not refuse it: %v", err)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpufence/gpufence/tests/mounts"
 )
 
 // TestRun: what `gpufence run` promises beside the fences, which TestEngines has: exit status, signals, stdin,
@@ -119,8 +121,8 @@ func TestRun(t *testing.T) {
 		}
 		must(t, until(ctx, "gpufenced has no container and no page", func() (bool, error) {
 			all, err := s.running(ctx)
-			mounts, err2 := mountsBelow(s.Path("run"))
-			return len(all) == 0 && len(mounts) == 0, errors.Join(err, err2)
+			pages, err2 := mounts.Below(s.Path("run"))
+			return len(all) == 0 && len(pages) == 0, errors.Join(err, err2)
 		}))
 	})
 }
