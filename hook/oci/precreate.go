@@ -115,6 +115,10 @@ func (p Precreate) run(ctx context.Context) ([]byte, error) {
 			return edited, nil
 		}
 	}
+	if mode := p.Wrapper.mode(err); mode != quota.ModeEnforce {
+		fmt.Fprintln(p.Stderr, oneLine(Sentence(err)+" (started as it is: mode "+string(mode)+")"))
+		return text, nil
+	}
 	fmt.Fprintln(p.Stderr, oneLine(Sentence(err)))
 	return p.refuse(root, oneLine(Sentence(err)))
 }

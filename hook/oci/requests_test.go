@@ -3,6 +3,7 @@
 package oci
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,5 +121,22 @@ func TestRestoreWithoutHooks(t *testing.T) {
 	b.w.Settings.Runtimes = []string{program(t, filepath.Join(b.dir, "crun"))}
 	if !restore() {
 		t.Errorf("without a GPU: %s", b.stderr.String())
+	}
+}
+
+// TestPrecreateObserves: a mode that refuses nothing also refuses nothing of which it does not know what it is.
+func TestPrecreateObserves(t *testing.T) {
+	const unknown = `{"process": {"args": ["/app"]}, "annotations": {"gpufence.dev/memory.max": "4Gi"}}`
+	for mode, started := range map[quota.Mode]bool{quota.ModeEnforce: false, quota.ModeObserve: true} {
+		var out, errOut bytes.Buffer
+		p := Precreate{
+			Wrapper: Wrapper{Settings: Settings{Policy: quota.DefaultPolicy(), HookPath: program(t, filepath.Join(t.TempDir(), "gpufence-hook"))}},
+			Args:    HookArgs{Stage: StagePrecreate, Engine: quota.EnginePodman, Scope: defaultScope},
+			Stdin:   strings.NewReader(unknown), Stdout: &out, Stderr: &errOut,
+		}
+		p.Wrapper.Settings.Policy.Mode = mode
+		if exit := p.Run(t.Context()); exit != 0 || (strings.TrimSpace(out.String()) == unknown) != started || !strings.Contains(errOut.String(), "which container of Podman's it is") {
+			t.Errorf("%s: exit %d, %s, said %s", mode, exit, out.String(), errOut.String())
+		}
 	}
 }
