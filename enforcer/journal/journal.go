@@ -310,7 +310,9 @@ func (j *Journal) Sync() error {
 	if err != nil {
 		return fmt.Errorf("sync journal: %w", err)
 	}
-	<-written
+	if err := <-written; err != nil {
+		return fmt.Errorf("sync journal: %w", err)
+	}
 	j.files.Lock()
 	f := j.file
 	j.files.Unlock()
