@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
+	"github.com/gpufence/gpufence/tests/ldd"
 	"github.com/gpufence/gpufence/tests/simgpu/server"
 )
 
@@ -225,11 +226,11 @@ func (n *node) makeRoots() error {
 	}
 	// NVIDIA's libraries need more of libc than they can be asked for here.
 	for _, name := range []string{"libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"} {
-		_, machine, err := elfOf(client)
+		_, machine, err := ldd.Loader(client)
 		if err != nil {
 			return err
 		}
-		if path, err := findLibrary(name, machine); err == nil {
+		if path, err := ldd.Find(name, machine); err == nil {
 			n.root[path] = path
 		}
 	}
@@ -240,17 +241,17 @@ func (n *node) makeRoots() error {
 const noShimLoader = "/loader"
 
 func (n *node) makeNoShimLoader(client string) error {
-	interpreter, _, err := elfOf(client)
+	loader, _, err := ldd.Loader(client)
 	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(interpreter)
+	text, err := os.ReadFile(loader)
 	if err != nil {
 		return fmt.Errorf("read loader: %w", err)
 	}
 	const from, to = "/etc/ld.so.preload", "/etc/ld.so.nothing"
 	if !bytes.Contains(text, []byte(from)) {
-		return fmt.Errorf("find %s in %s: it reads no preload file", from, interpreter)
+		return fmt.Errorf("find %s in %s: it reads no preload file", from, loader)
 	}
 	file := n.path("loader")
 	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte(from), []byte(to)), 0o755); err != nil {

@@ -10,7 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+
+	"github.com/gpufence/gpufence/tests/ldd"
 )
 
 // rootfs is what a container's root is made of: the host's files by their paths in the
@@ -26,100 +27,27 @@ var usrMerged = map[string]string{"bin": "usr/bin", "lib": "usr/lib", "lib64": "
 func newRootfs(busybox string, programs map[string]string, extra ...string) (rootfs, error) {
 	r := rootfs{"/bin/busybox": busybox}
 	var machine elf.Machine
-	var pending []string
+	var dynamic []string
 	for path, host := range programs {
 		r[path] = host
-		interpreter, m, err := elfOf(host)
+		loader, m, err := ldd.Loader(host)
 		if err != nil {
 			return nil, err
 		}
-		if interpreter != "" {
-			r[interpreter] = interpreter
+		if loader != "" {
+			r[loader] = loader
 			machine = m
-			pending = append(pending, host)
+			dynamic = append(dynamic, host)
 		}
 	}
-	pending = append(pending, extra...)
-	found := map[string]bool{}
-	for len(pending) > 0 {
-		var file string
-		file, pending = pending[0], pending[1:]
-		needed, err := neededBy(file)
-		if err != nil {
-			return nil, err
-		}
-		for _, name := range needed {
-			if found[name] {
-				continue
-			}
-			found[name] = true
-			path, err := findLibrary(name, machine)
-			if err != nil {
-				return nil, fmt.Errorf("find what %s needs: %w", file, err)
-			}
-			r[path] = path
-			pending = append(pending, path)
-		}
+	libraries, err := ldd.Libraries(machine, append(dynamic, extra...)...)
+	if err != nil {
+		return nil, err
+	}
+	for _, library := range libraries {
+		r[library] = library
 	}
 	return r, nil
-}
-
-// elfOf says which loader a program names, "" if it is static.
-func elfOf(path string) (interpreter string, machine elf.Machine, err error) {
-	f, err := elf.Open(path)
-	if err != nil {
-		return "", 0, fmt.Errorf("read program: %w", err)
-	}
-	defer closeELF(f)
-	for _, p := range f.Progs {
-		if p.Type != elf.PT_INTERP {
-			continue
-		}
-		text, err := io.ReadAll(p.Open())
-		if err != nil {
-			return "", 0, fmt.Errorf("read interpreter of %s: %w", path, err)
-		}
-		return strings.TrimRight(string(text), "\x00"), f.Machine, nil
-	}
-	return "", f.Machine, nil
-}
-
-// closeELF closes what was only read.
-func closeELF(f *elf.File) { _ = f.Close() }
-
-func neededBy(path string) ([]string, error) {
-	f, err := elf.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("read library: %w", err)
-	}
-	defer closeELF(f)
-	needed, err := f.ImportedLibraries()
-	if err != nil {
-		return nil, fmt.Errorf("read what %s needs: %w", path, err)
-	}
-	return needed, nil
-}
-
-// findLibrary looks where the loader looks by default.
-func findLibrary(name string, machine elf.Machine) (string, error) {
-	for _, pattern := range []string{"/lib/*-linux-gnu", "/usr/lib/*-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"} {
-		paths, err := filepath.Glob(filepath.Join(pattern, name))
-		if err != nil {
-			return "", fmt.Errorf("look for %s: %w", name, err)
-		}
-		for _, path := range paths {
-			f, err := elf.Open(path)
-			if err != nil {
-				continue // a linker script, or another architecture's
-			}
-			fits := f.Machine == machine
-			closeELF(f)
-			if fits {
-				return path, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("no %s for %s in the loader's folders", name, machine)
 }
 
 // write makes the root below dir.

@@ -11,7 +11,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +28,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/gpufence/gpufence/tests/ldd"
 )
 
 // File is one file of an image; exactly one of Host, Data and Link says what it is.
@@ -209,107 +210,39 @@ func (i *Image) Program(at, host string, extra ...string) error {
 	if i.Files == nil {
 		i.Files = map[string]File{}
 	}
-	interpreter, machine, err := elfOf(host)
+	loader, machine, err := ldd.Loader(host)
 	if err != nil {
 		return fmt.Errorf("add program: %w", err)
 	}
 	i.Files[at] = File{Host: host}
-	if interpreter == "" {
+	if loader == "" {
 		return nil
 	}
-	i.Files["/"+unmerged(interpreter)] = File{Host: interpreter}
-	for pending := append([]string{host}, extra...); len(pending) > 0; {
-		file := pending[0]
-		pending = pending[1:]
-		needed, err := neededBy(file)
-		if err != nil {
-			return fmt.Errorf("add program: %w", err)
-		}
-		for _, library := range needed {
-			found, err := findLibrary(library, machine)
-			if err != nil {
-				return fmt.Errorf("add program: find what %s needs: %w", file, err)
-			}
-			if _, ok := i.Files["/"+unmerged(found)]; ok || library == path.Base(interpreter) {
-				continue
-			}
-			i.Files["/"+unmerged(found)] = File{Host: found}
-			pending = append(pending, found)
+	i.Files["/"+unmerged(loader)] = File{Host: loader}
+	libraries, err := ldd.Libraries(machine, append([]string{host}, extra...)...)
+	if err != nil {
+		return fmt.Errorf("add program: %w", err)
+	}
+	for _, library := range libraries {
+		if _, ok := i.Files["/"+unmerged(library)]; !ok && path.Base(library) != path.Base(loader) {
+			i.Files["/"+unmerged(library)] = File{Host: library}
 		}
 	}
 	return nil
-}
-
-// elfOf says which loader a program names, "" if it is static.
-func elfOf(file string) (interpreter string, machine elf.Machine, err error) {
-	f, err := elf.Open(file)
-	if err != nil {
-		return "", 0, fmt.Errorf("read program %s: %w", file, err)
-	}
-	defer closeELF(f)
-	for _, p := range f.Progs {
-		if p.Type != elf.PT_INTERP {
-			continue
-		}
-		text, err := io.ReadAll(p.Open())
-		if err != nil {
-			return "", 0, fmt.Errorf("read interpreter of %s: %w", file, err)
-		}
-		return strings.TrimRight(string(text), "\x00"), f.Machine, nil
-	}
-	return "", f.Machine, nil
-}
-
-// closeELF closes what was only read.
-func closeELF(f *elf.File) { _ = f.Close() }
-
-func neededBy(file string) ([]string, error) {
-	f, err := elf.Open(file)
-	if err != nil {
-		return nil, fmt.Errorf("read library %s: %w", file, err)
-	}
-	defer closeELF(f)
-	needed, err := f.ImportedLibraries()
-	if err != nil {
-		return nil, fmt.Errorf("read what %s needs: %w", file, err)
-	}
-	return needed, nil
-}
-
-// findLibrary looks where the loader looks by default.
-func findLibrary(library string, machine elf.Machine) (string, error) {
-	for _, pattern := range []string{"/lib/*-linux-gnu", "/usr/lib/*-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"} {
-		candidates, err := filepath.Glob(filepath.Join(pattern, library))
-		if err != nil {
-			return "", fmt.Errorf("look for %s: %w", library, err)
-		}
-		for _, candidate := range candidates {
-			f, err := elf.Open(candidate)
-			if err != nil {
-				continue // a linker script, or another architecture's
-			}
-			fits := f.Machine == machine
-			closeELF(f)
-			if fits {
-				return candidate, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("no %s for %s in the loader's folders", library, machine)
 }
 
 // Busybox is an image with a static busybox under all its names, and the dynamic loader and C library
 // of this machine, so that dynamic programs run in it, too: add them with [Image.Program].
 func Busybox(ctx context.Context, ref string) (Image, error) {
 	for _, host := range []string{"/bin/busybox", "/usr/bin/busybox"} {
-		interpreter, _, err := elfOf(host)
+		loader, _, err := ldd.Loader(host)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return Image{}, fmt.Errorf("make busybox image: %w", err)
 		}
-		if interpreter != "" {
+		if loader != "" {
 			return Image{}, fmt.Errorf("make busybox image: %s is not static: install busybox-static", host)
 		}
 		list, err := exec.CommandContext(ctx, host, "--list").Output()
