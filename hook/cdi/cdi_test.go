@@ -206,7 +206,7 @@ func TestRefresh(t *testing.T) {
 	lib := write(t, filepath.Join(t.TempDir(), "libcuda.so.550"), "ELF")
 	generated, broken := 0, false
 	r := Refresher{Dirs: []string{etc, run}, Kinds: []string{"nvidia.com/gpu", plan.KindGPU, "gpufence.dev/simgpu"}}
-	gpus := []GPU{{"GPU-a", "0"}, {"GPU-b", "1"}}
+	gpus := []GPU{{UUID: "GPU-a", Position: "0"}, {UUID: "GPU-b", Position: "1"}}
 	r.Generate = func(context.Context) (*specs.Spec, error) {
 		generated++
 		if broken {
@@ -291,7 +291,7 @@ func TestSimulatedIsEnough(t *testing.T) {
 		t.Error("it was generated")
 		return nil, errors.New("no")
 	}}
-	if did, err := r.Once(t.Context(), Facts{Driver: "550", GPUs: []GPU{{"GPU-a", "0"}}}); did != "" || err != nil {
+	if did, err := r.Once(t.Context(), Facts{Driver: "550", GPUs: []GPU{{UUID: "GPU-a", Position: "0"}}}); did != "" || err != nil {
 		t.Errorf("got %q %v", did, err)
 	}
 }

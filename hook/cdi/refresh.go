@@ -21,6 +21,7 @@ import (
 type GPU struct {
 	UUID     string
 	Position string // "0", or "0:1" for an instance; "" where it is not known
+	Minor    string // N of /dev/nvidiaN, of an instance's GPU; "" where it is not known
 }
 
 // Facts are what is known of the node at one time.
@@ -148,6 +149,9 @@ func Find(cache *cdi.Cache, kinds []string, g GPU) (name, why string) {
 				continue
 			}
 			err := Stale(found)
+			if err == nil {
+				err = anotherGPU(found, g)
+			}
 			if err == nil {
 				return q, ""
 			}
