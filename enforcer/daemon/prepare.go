@@ -656,7 +656,8 @@ func (d *Daemon) cdiNames(gpus []quota.GPU) ([]string, error) {
 	}
 	var out []string
 	for _, g := range gpus {
-		name, why := cdispec.Find(cache, d.cfg.CDIKinds, cdispec.GPU{UUID: g.UUID, Position: d.gpus[g.UUID].info.Position()})
+		info := d.gpus[g.UUID].info
+		name, why := cdispec.Find(cache, d.cfg.CDIKinds, cdispec.GPU{UUID: g.UUID, Position: info.Position(), Minor: strconv.Itoa(info.Minor)})
 		if name == "" && why != "" {
 			return nil, quota.NewError(quota.CodeNoCDIDevice, "the CDI specification of GPU %s cannot be used: %s", g.UUID, why).
 				WithHint("write it anew with `nvidia-ctk cdi generate`, or remove it, so that gpufenced writes one")
