@@ -43,6 +43,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/policy"
 	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/enforcer/registry"
+	cdispec "github.com/gpufence/gpufence/hook/cdi"
 )
 
 // Times that no policy sets.
@@ -103,6 +104,8 @@ type Daemon struct {
 	shimLib string
 	shim32  string // "": beside the other, where there is one
 	kubelet PodDevices
+	// specs are CDI's, guarded by mu.
+	specs   cdispec.Specs
 	audited map[api.ContainerKey]string // of the newest audit, why
 
 	watch  fence.Watch

@@ -17,8 +17,6 @@ import (
 	"strings"
 	"time"
 
-	"tags.cncf.io/container-device-interface/pkg/cdi"
-
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/fence"
 	"github.com/gpufence/gpufence/enforcer/gpu"
@@ -649,8 +647,7 @@ func (d *Daemon) answer(c *registry.Container) api.PrepareResponse {
 
 // cdiNames finds the CDI device of each GPU, in the kinds that policy names.
 func (d *Daemon) cdiNames(gpus []quota.GPU) ([]string, error) {
-	// Read anew: a specification is written when the driver changes, and prepare is rare.
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(d.cfg.CDISpecDirs...), cdi.WithAutoRefresh(false))
+	cache, err := d.specs.Read(d.cfg.CDISpecDirs)
 	if err != nil {
 		return nil, quota.NewError(quota.CodeNoCDIDevice, "the CDI specifications in %s cannot be read: %w", strings.Join(d.cfg.CDISpecDirs, ", "), err)
 	}

@@ -7,17 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
+	cdispec "github.com/gpufence/gpufence/hook/cdi"
 )
 
 // injection is what it takes to add CDI devices to a document, whichever they are.
@@ -30,7 +28,7 @@ type injection struct {
 
 // readInjection reads the specifications, and the text of a document.
 func readInjection(text json.RawMessage, specDirs []string) *injection {
-	in := &injection{read: specState(specDirs)}
+	in := &injection{read: cdispec.State(specDirs)}
 	for _, s := range []*specs.Spec{&in.before, &in.after} {
 		if err := json.Unmarshal(text, s); err != nil {
 			in.err = invalid(err)
@@ -43,28 +41,6 @@ func readInjection(text json.RawMessage, specDirs []string) *injection {
 		in.err = quota.NewError(quota.CodeNoCDIDevice, "the CDI specifications in %s cannot be read: %w", strings.Join(specDirs, ", "), err)
 	}
 	return in
-}
-
-// specState is another one when a specification was written, replaced or removed.
-func specState(specDirs []string) string {
-	var b strings.Builder
-	for _, dir := range specDirs {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			fmt.Fprintf(&b, "%s: %v\n", dir, err)
-			continue
-		}
-		for _, e := range entries {
-			file := filepath.Join(dir, e.Name())
-			var st unix.Stat_t
-			if err := unix.Stat(file, &st); err != nil {
-				fmt.Fprintf(&b, "%s: %v\n", file, err)
-				continue
-			}
-			fmt.Fprintf(&b, "%s: %d:%d, %d bytes, %v, %v\n", file, st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
-		}
-	}
-	return b.String()
 }
 
 // inject adds CDI devices to the document that it was read of, once. Only what the CDI library may change

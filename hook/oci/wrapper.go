@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpufence/gpufence/enforcer/api"
 	"github.com/gpufence/gpufence/enforcer/quota"
+	cdispec "github.com/gpufence/gpufence/hook/cdi"
 	"github.com/gpufence/gpufence/hook/plan"
 )
 
@@ -250,7 +251,7 @@ func (w Wrapper) fence(ctx context.Context, key api.ContainerKey, c container, d
 		go early()
 	}
 	now := func() *injection {
-		if in := early(); in.read == specState(dirs) {
+		if in := early(); in.read == cdispec.State(dirs) {
 			return in
 		}
 		return readInjection(text, dirs)

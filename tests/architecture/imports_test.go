@@ -59,7 +59,7 @@ var mayImport = []struct {
 	{"hook/plan", []string{"enforcer/quota"}},
 	{"hook/cdi", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
 	{"hook/nri", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
-	{"hook/oci", []string{"hook/plan", "enforcer/quota", "enforcer/api"}},
+	{"hook/oci", []string{"hook/plan", "hook/cdi", "enforcer/quota", "enforcer/api"}},
 	{"enforcer/quota", nil},
 	{"enforcer/ledger", []string{"enforcer/quota"}},
 	{"enforcer/gpu", []string{"enforcer/quota", "enforcer/monotonic"}},
