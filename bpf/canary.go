@@ -24,7 +24,10 @@ import (
 // memory that it may not have; its main calls [RunCanary] then.
 const CanaryCommand = "gate-canary"
 
-const canaryLimit = 64 << 10
+const (
+	canaryLimit    = 64 << 10
+	canaryPatience = 30 * time.Second // it answers within milliseconds, on an emulated processor within seconds
+)
 
 // canaryAnswer is what the canary got, as errnos.
 type canaryAnswer struct{ Over, Under, Compat int }
@@ -75,22 +78,11 @@ func (g *Gate) Canary(ctx context.Context, cgroupRoot string, argv []string) (er
 	}
 	defer fd.Close()
 
+	if argv == nil {
+		argv = []string{"/proc/self/exe", CanaryCommand}
+	}
 	ask := func(what string) (canaryAnswer, error) {
-		if argv == nil {
-			argv = []string{"/proc/self/exe", CanaryCommand}
-		}
-		cmd := exec.CommandContext(ctx, argv[0], append(argv[1:len(argv):len(argv)], what)...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())}
-		var out, errs bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &errs
-		if err := cmd.Run(); err != nil {
-			return canaryAnswer{}, fmt.Errorf("%w: %s", err, bytes.TrimSpace(errs.Bytes()))
-		}
-		var a canaryAnswer
-		if err := json.Unmarshal(out.Bytes(), &a); err != nil {
-			return a, fmt.Errorf("understand its answer: %w", err)
-		}
-		return a, nil
+		return ask(ctx, canaryPatience, append(argv[:len(argv):len(argv)], what), &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())})
 	}
 	a, err := ask("64")
 	if err != nil {
@@ -116,6 +108,28 @@ func (g *Gate) Canary(ctx context.Context, cgroupRoot string, argv []string) (er
 		}
 	}
 	return nil
+}
+
+// ask starts a canary and reads its answer. One that is silent for the time of patience is an error of its own, not
+// a process that was ended by a signal: that has a meaning.
+func ask(ctx context.Context, patience time.Duration, argv []string, attr *syscall.SysProcAttr) (canaryAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.SysProcAttr = attr
+	cmd.WaitDelay = time.Second // what it may have started keeps its output open
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	var a canaryAnswer
+	if err := cmd.Run(); ctx.Err() != nil {
+		return a, fmt.Errorf("wait for its answer for %s: %w", patience, ctx.Err())
+	} else if err != nil {
+		return a, fmt.Errorf("%w: %s", err, bytes.TrimSpace(errs.Bytes()))
+	}
+	if err := json.Unmarshal(out.Bytes(), &a); err != nil {
+		return a, fmt.Errorf("understand its answer: %w", err)
+	}
+	return a, nil
 }
 
 // RunCanary is the canary's side: what is "64" or "32".
