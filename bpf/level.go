@@ -5,6 +5,9 @@ package bpf
 // Level is what may be relied on, for what passes through the driver's requests.
 type Level string
 
+// ReasonByName is that copies are watched by name only.
+const ReasonByName Reason = "by-name"
+
 // Levels.
 const (
 	LevelStrict Level = "strict" // also against a program that changes a request while it is read
@@ -21,6 +24,10 @@ func LevelOf(carrier Carrier, copies Copies, s Settings, enforced bool, misses u
 		return LevelEntry, &Error{Reason: ReasonFmodRet, What: "bpf is not among the security modules: add it to lsm= on the kernel command line"}
 	case copies == CopiesNone || !s.Commits || !s.KillRaces:
 		return LevelEntry, &Error{Reason: ReasonNoCopies, What: "the driver's own copies of requests are not watched"}
+	case copies == CopiesProbe:
+		// A probe by name is left out while another task's call into BPF is put off on the same CPU, and kernels
+		// before 6.7 do not count that.
+		return LevelEntry, &Error{Reason: ReasonByName, What: "the driver's module does not describe its types, and the kernel may leave out a look at its copies by name"}
 	case !s.CloseHeap:
 		return LevelEntry, &Error{Reason: ReasonHeapOpen, What: "the driver's older allocation calls, whose copies cannot be watched, are open"}
 	case s.CreditFrees:

@@ -18,7 +18,7 @@ func TestLevelOf(t *testing.T) {
 		why      Reason
 	}{
 		{"all", CarrierLSM, CopiesBTF, strict, true, 0, LevelStrict, ""},
-		{"by name", CarrierLSM, CopiesProbe, strict, true, 0, LevelStrict, ""},
+		{"by name", CarrierLSM, CopiesProbe, strict, true, 0, LevelEntry, ReasonByName},
 		{"no lsm", CarrierFmodRet, CopiesBTF, strict, true, 0, LevelEntry, ReasonFmodRet},
 		{"no copies", CarrierLSM, CopiesNone, strict, true, 0, LevelEntry, ReasonNoCopies},
 		{"no commits", CarrierLSM, CopiesBTF, change(func(s *Settings) { s.Commits = false }), true, 0, LevelEntry, ReasonNoCopies},
