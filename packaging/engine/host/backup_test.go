@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -50,7 +51,7 @@ func TestBackupOfAnEarlierInstallation(t *testing.T) {
 	if text, err := os.ReadFile(config); err != nil || string(text) != nvidia("/new/nvidia-container-runtime") {
 		t.Errorf("%v %s", err, text)
 	}
-	if _, err := os.Stat(engine.BackupPath(config)); !os.IsNotExist(err) {
+	if _, err := os.Stat(engine.BackupPath(config)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the backup stays: %v", err)
 	}
 }
