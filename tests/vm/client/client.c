@@ -194,16 +194,25 @@ static int ask(void *x)
 	_exit(0);
 }
 
-static int window(u64 n, u64 small, u64 big, u64 limit, int share)
+/* What tells of the first touch of a page, which waits until the page is brought. */
+static int missing(char *page)
 {
-	char *page = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *stack = malloc(65536);
 	int u = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	struct uffdio_api api = {.api = UFFD_API};
-	struct uffdio_register reg = {.range = {(u64)page + 4096, 4096}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+	struct uffdio_register reg = {.range = {(u64)page, 4096}, .mode = UFFDIO_REGISTER_MODE_MISSING};
 	if (u < 0 || ioctl(u, UFFDIO_API, &api) || ioctl(u, UFFDIO_REGISTER, &reg)) {
 		perror("client: userfaultfd");
 		return -1;
 	}
+	return u;
+}
+
+static int window(u64 n, u64 small, u64 big, u64 limit, int share)
+{
+	char *page = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *stack = malloc(65536);
+	int u = missing(page + 4096);
+	if (u < 0)
+		return -1;
 	w = (struct window){.a = (void *)(page + 4096 - __builtin_offsetof(struct nvos64, rights)), .limit = limit, .share = share};
 	// Who is refused at the door, as while another's file is not closed yet, was not in the window.
 	for (; w.inside < n && w.tries < 50 * n; w.tries++) {
@@ -235,6 +244,43 @@ static int window(u64 n, u64 small, u64 big, u64 limit, int share)
 	}
 	close(u);
 	return 0;
+}
+
+/* A request that is held up between the door and the driver for so many ms: its second page is brought then. */
+static struct { struct nvos64 *a; int rc, error; } held;
+static void *hold(void *x)
+{
+	(void)x;
+	held.rc = ioctl(fd, IOC(0x2b, sizeof(*held.a)), held.a);
+	held.error = errno;
+	return 0;
+}
+
+static int holdup(u64 bytes, u32 handle, u64 ms)
+{
+	struct params p = {.size = bytes};
+	char *page = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int u = missing(page + 4096);
+	// What is on the second page is brought as zeros: the driver takes 128 bytes of parameters then.
+	struct { u32 root, parent, handle, class; u64 params; } first = {CLIENT, CLIENT, handle, 0x40, (u64)&p};
+	held.a = (void *)(page + 4096 - __builtin_offsetof(struct nvos64, rights));
+	memcpy(held.a, &first, sizeof(first));
+	struct pollfd f = {.fd = u, .events = POLLIN};
+	struct uffdio_zeropage z = {.range = {(u64)page + 4096, 4096}};
+	pthread_t t;
+	if (u < 0 || pthread_create(&t, 0, hold, 0) || poll(&f, 1, 60000) != 1) {
+		errno = ETIMEDOUT; // as where the door has refused it
+		return -1;
+	}
+	puts("holding");
+	usleep(ms * 1000);
+	if (ioctl(u, UFFDIO_ZEROPAGE, &z))
+		return -1;
+	pthread_join(t, 0);
+	close(u);
+	status = held.a->status;
+	errno = held.error;
+	return held.rc;
 }
 
 /* Frees that the door sees and the driver does not do. */
@@ -347,6 +393,9 @@ int main(int argc, char **argv)
 		else if (IS("virtual")) rc = os64(v[0], v[1], 0x50a0, 0, 0x80000);
 		else if (IS("class")) rc = os64(v[0], v[1], v[2], 0, 0);
 		else if (IS("free")) rc = drop(v[0]);
+		else if (IS("await")) { // asks again and again, until it is given or a minute is over
+			for (int k = 0; (rc = os64(v[0], v[1], 0x40, 0, 0)) && errno == ENOMEM && k < 1200; k++) usleep(50000);
+		} else if (IS("holdup")) rc = holdup(v[0], v[1], v[2]);
 #ifdef __x86_64__
 		else if (IS("compat")) rc = compat(v[0], v[1]);
 #endif

@@ -86,25 +86,35 @@ func (b *bench) until(what string, f func() bool) {
 // gated waits until the gate stands around the node, or a container, at a level, and gives what it says.
 func (b *bench) gated(c *node.Container, level string) (proof string) {
 	b.t.Helper()
-	b.until("the gate stands", func() bool {
-		var fences []api.Fence
-		if c == nil {
-			n, err := b.Client.Node(b.t.Context())
-			b.check(err)
-			fences = n.Fences
-		} else {
-			v, err := c.View(b.t.Context())
-			b.check(err)
-			fences = v.Fences
-		}
-		for _, f := range fences {
+	if c == nil {
+		return b.stands(level, func(ctx context.Context) ([]api.Fence, error) {
+			n, err := b.Client.Node(ctx)
+			return n.Fences, err
+		})
+	}
+	return b.stands(level, func(ctx context.Context) ([]api.Fence, error) {
+		v, err := c.View(ctx)
+		return v.Fences, err
+	})
+}
+
+// stands waits until the gate is among fences, proven and at a level.
+func (b *bench) stands(level string, fences func(context.Context) ([]api.Fence, error)) (proof string) {
+	b.t.Helper()
+	says := "nothing"
+	err := node.Until(b.t.Context(), "the gate stands", func() (bool, error) {
+		all, err := fences(b.t.Context())
+		for _, f := range all {
 			if f.Name == "gate" {
-				proof = f.Proof + " " + f.Why
-				return f.State == "proven" && strings.Contains(proof, "level "+level)
+				proof, says = f.Proof+" "+f.Why, f.State+": "+f.Proof+" "+f.Why
+				return f.State == "proven" && strings.Contains(proof, "level "+level), err
 			}
 		}
-		return false
+		return false, err
 	})
+	if err != nil {
+		b.t.Fatalf("%v; it says %s", err, says)
+	}
 	return proof
 }
 
@@ -149,6 +159,20 @@ func (b *bench) told(name string) []step {
 	return steps
 }
 
+// same holds what a client said of its steps against what it must say.
+func (b *bench) same(name string, want []string) {
+	b.t.Helper()
+	got := b.told(name)
+	for i := range min(len(got), len(want)) {
+		if got[i].line != want[i] {
+			b.t.Fatalf("step %d: %s, want %s", i, got[i].line, want[i])
+		}
+	}
+	if len(got) != len(want) {
+		b.t.Errorf("%d steps were told of %d", len(got), len(want))
+	}
+}
+
 func (b *bench) number(line, word string) uint64 {
 	b.t.Helper()
 	_, rest, ok := strings.Cut(line, word+" ")
@@ -163,11 +187,16 @@ func (b *bench) number(line, word string) uint64 {
 // events of a container.
 func (b *bench) events(c *node.Container, types ...string) []api.Event {
 	b.t.Helper()
+	return b.eventsOf(c.Key.ID, types...)
+}
+
+func (b *bench) eventsOf(id string, types ...string) []api.Event {
+	b.t.Helper()
 	all, err := b.Events(b.t.Context(), types...)
 	b.check(err)
 	var out []api.Event
 	for _, e := range all {
-		if e.Container != nil && e.Container.ID == c.Key.ID {
+		if e.Container != nil && e.Container.ID == id {
 			out = append(out, e)
 		}
 	}
