@@ -30,7 +30,9 @@ import (
 	"github.com/gpufence/gpufence/enforcer/kube"
 	"github.com/gpufence/gpufence/enforcer/kube/cri"
 	"github.com/gpufence/gpufence/tests/deviceplugin"
+	"github.com/gpufence/gpufence/tests/mounts"
 	"github.com/gpufence/gpufence/tests/ociimage"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 const (
@@ -63,8 +65,8 @@ type cluster struct {
 	gpus   []string
 	plugin *deviceplugin.Plugin
 
-	simgpud, gpufenced, containerd                   *process
-	etcd, apiserver, scheduler, controllers, kubelet *process
+	simgpud, gpufenced, containerd                   *process.Process
+	etcd, apiserver, scheduler, controllers, kubelet *process.Process
 	ports                                            map[string]int
 	config                                           []string // lines of gpufenced's configuration
 	lock                                             *os.File
@@ -182,7 +184,7 @@ func (c *cluster) up(ctx context.Context, t *testing.T) error {
 }
 
 func (c *cluster) startGPUs(ctx context.Context) (err error) {
-	c.simgpud, err = start("simgpud", c.path("simgpud.log"), nil, filepath.Join(c.dist, "bin/simgpud"), "--dir", c.memPath("sim"), "--gpus", "2", "--nvml-lag", "50ms")
+	c.simgpud, err = start(ctx, "simgpud", c.path("simgpud.log"), nil, filepath.Join(c.dist, "bin/simgpud"), "--dir", c.memPath("sim"), "--gpus", "2", "--nvml-lag", "50ms")
 	if err != nil {
 		return err
 	}
@@ -192,7 +194,7 @@ func (c *cluster) startGPUs(ctx context.Context) (err error) {
 			UUID string `json:"uuid"`
 		} `json:"gpus"`
 	}
-	if err := c.simgpud.ready(ctx, func(ctx context.Context) error {
+	if err := c.simgpud.Ready(ctx, func(ctx context.Context) error {
 		out, err := run(ctx, "", simgpu, "--dir", c.memPath("sim"), "state", "-o", "json")
 		if err != nil {
 			return err
@@ -232,7 +234,7 @@ func (c *cluster) startGpufenced(ctx context.Context) error {
 		return fmt.Errorf("write configuration: %w", err)
 	}
 	var err error
-	c.gpufenced, err = start("gpufenced", c.path("gpufenced.log"), []string{"SIMGPU_DIR=" + c.memPath("sim")}, c.installed("bin/gpufenced"), "--config", c.path("config.toml"))
+	c.gpufenced, err = start(ctx, "gpufenced", c.path("gpufenced.log"), []string{"SIMGPU_DIR=" + c.memPath("sim")}, c.installed("bin/gpufenced"), "--config", c.path("config.toml"))
 	if err != nil {
 		return err
 	}
@@ -273,7 +275,7 @@ func (c *cluster) canary(ctx context.Context) error {
 }
 
 func (c *cluster) awaitGPUs(ctx context.Context) error {
-	return c.gpufenced.ready(ctx, func(ctx context.Context) error {
+	return c.gpufenced.Ready(ctx, func(ctx context.Context) error {
 		gpus, err := c.client.GPUs(ctx)
 		if err != nil {
 			return err
@@ -418,13 +420,13 @@ func (c *cluster) state() string {
 
 // runContainerd starts it with the configuration as it is.
 func (c *cluster) runContainerd(ctx context.Context) (err error) {
-	c.containerd, err = start("containerd", c.path("containerd.log"), []string{
+	c.containerd, err = start(ctx, "containerd", c.path("containerd.log"), []string{
 		"PATH=" + filepath.Dir(c.bins["containerd"]) + ":" + os.Getenv("PATH"), "GPUFENCE_CONFIG=" + c.path("config.toml"),
 	}, c.bins["containerd"], "-c", c.path("containerd/config.toml"))
 	if err != nil {
 		return err
 	}
-	return c.containerd.ready(ctx, func(ctx context.Context) error {
+	return c.containerd.Ready(ctx, func(ctx context.Context) error {
 		_, err := c.crictl(ctx, "info", "-q")
 		return err
 	})
@@ -494,31 +496,31 @@ func (c *cluster) startControlPlane(ctx context.Context) (err error) {
 	}
 	etcd := "http://127.0.0.1:" + c.port("etcd")
 	peers := "http://127.0.0.1:" + c.port("etcd peers")
-	c.etcd, err = start("etcd", c.path("etcd.log"), nil, c.bins["etcd"], "--name", "e", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", "--listen-client-urls", etcd,
+	c.etcd, err = start(ctx, "etcd", c.path("etcd.log"), nil, c.bins["etcd"], "--name", "e", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", "--listen-client-urls", etcd,
 		"--advertise-client-urls", etcd, "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "e="+peers)
 	if err != nil {
 		return err
 	}
-	c.apiserver, err = start("kube-apiserver", c.path("apiserver.log"), nil, c.bins["kube-apiserver"], "--etcd-servers="+etcd, "--secure-port=443", "--bind-address="+serviceIP,
+	c.apiserver, err = start(ctx, "kube-apiserver", c.path("apiserver.log"), nil, c.bins["kube-apiserver"], "--etcd-servers="+etcd, "--secure-port=443", "--bind-address="+serviceIP,
 		"--advertise-address="+serviceIP, "--cert-dir="+c.path("pki/api"), "--token-auth-file="+c.path("pki/tokens.csv"), "--authorization-mode=Node,RBAC",
 		"--service-cluster-ip-range="+serviceNet, "--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.path("pki/sa.pub"),
 		"--service-account-signing-key-file="+c.path("pki/sa.key"), "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP", "--v=1")
 	if err != nil {
 		return err
 	}
-	if err := c.apiserver.ready(ctx, func(ctx context.Context) error {
+	if err := c.apiserver.Ready(ctx, func(ctx context.Context) error {
 		_, err := c.kubectl(ctx, "", "get", "--raw", "/readyz")
 		return err
 	}); err != nil {
 		return err
 	}
 	config := c.path("scheduler.kubeconfig")
-	c.scheduler, err = start("kube-scheduler", c.path("scheduler.log"), nil, c.bins["kube-scheduler"], "--kubeconfig="+config, "--authentication-kubeconfig="+config,
+	c.scheduler, err = start(ctx, "kube-scheduler", c.path("scheduler.log"), nil, c.bins["kube-scheduler"], "--kubeconfig="+config, "--authentication-kubeconfig="+config,
 		"--authorization-kubeconfig="+config, "--leader-elect=false", "--secure-port="+c.port("scheduler"), "--bind-address=127.0.0.1", "--cert-dir="+c.path("pki/scheduler"))
 	if err != nil {
 		return err
 	}
-	c.controllers, err = start("kube-controller-manager", c.path("controllers.log"), nil, c.bins["kube-controller-manager"], "--kubeconfig="+c.path("admin.kubeconfig"), "--leader-elect=false",
+	c.controllers, err = start(ctx, "kube-controller-manager", c.path("controllers.log"), nil, c.bins["kube-controller-manager"], "--kubeconfig="+c.path("admin.kubeconfig"), "--leader-elect=false",
 		"--secure-port="+c.port("controllers"), "--bind-address=127.0.0.1", "--cert-dir="+c.path("pki/controllers"), "--service-account-private-key-file="+c.path("pki/sa.key"),
 		"--root-ca-file="+c.path("pki/api/apiserver.crt"), "--use-service-account-credentials=true")
 	if err != nil {
@@ -575,23 +577,17 @@ crashLoopBackOff: {maxContainerRestartPeriod: 2s}
 	if err := os.WriteFile(c.path("kubelet.yaml"), []byte(text), 0o600); err != nil {
 		return fmt.Errorf("write kubelet's configuration: %w", err)
 	}
-	c.kubelet, err = start("kubelet", c.path("kubelet.log"), []string{"PATH=" + filepath.Dir(c.bins["containerd"]) + ":" + os.Getenv("PATH")}, c.bins["kubelet"],
+	c.kubelet, err = start(ctx, "kubelet", c.path("kubelet.log"), []string{"PATH=" + filepath.Dir(c.bins["containerd"]) + ":" + os.Getenv("PATH")}, c.bins["kubelet"],
 		"--config="+c.path("kubelet.yaml"), "--kubeconfig="+c.path("kubelet.kubeconfig"), "--root-dir="+c.path("kubelet"), "--hostname-override="+nodeName,
 		"--cert-dir="+c.path("pki/kubelet"), "--v=2")
 	if err != nil {
 		return err
 	}
-	return c.kubelet.ready(ctx, func(ctx context.Context) error {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", "127.0.0.1:"+c.port("kubelet"))
-		if err != nil {
-			return err
-		}
-		return conn.Close()
-	})
+	return c.kubelet.Ready(ctx, process.Answers("tcp", "127.0.0.1:"+c.port("kubelet")))
 }
 
 func (c *cluster) awaitNode(ctx context.Context) error {
-	return c.kubelet.ready(ctx, func(ctx context.Context) error {
+	return c.kubelet.Ready(ctx, func(ctx context.Context) error {
 		out, err := c.kubectl(ctx, "", "get", "node", nodeName, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.spec.taints}`)
 		if err == nil && strings.TrimSpace(out) != "True" {
 			err = fmt.Errorf("node is %s", out)
@@ -659,17 +655,19 @@ func (c *cluster) down(t *testing.T) {
 			t.Errorf("clean up: %v", err)
 		}
 	}
+	// Each has its own time, whatever the others took.
+	stop := func(p *process.Process) { check(p.Stop(context.WithoutCancel(ctx))) }
 	if c.plugin != nil {
 		c.plugin.Close()
 	}
 	// The controllers first: they would make pods of daemon sets again.
-	check(c.controllers.stop())
+	stop(c.controllers)
 	if c.kubelet != nil {
 		if _, err := c.kubectl(ctx, "", "delete", "pods", "--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false"); err != nil {
 			t.Logf("clean up: %v", err)
 		}
 	}
-	check(c.kubelet.stop())
+	stop(c.kubelet)
 	if c.containerd != nil {
 		gone := 0
 		check(until(ctx, "all sandboxes are gone", func(ctx context.Context) (bool, string) {
@@ -683,12 +681,12 @@ func (c *cluster) down(t *testing.T) {
 			return gone > 5, fmt.Sprintf("%s %v %v", out, err, err2)
 		}))
 	}
-	check(c.containerd.stop())
-	check(c.scheduler.stop())
-	check(c.apiserver.stop())
-	check(c.etcd.stop())
-	check(c.gpufenced.stop())
-	check(c.simgpud.stop())
+	stop(c.containerd)
+	stop(c.scheduler)
+	stop(c.apiserver)
+	stop(c.etcd)
+	stop(c.gpufenced)
+	stop(c.simgpud)
 	if c.etcd != nil {
 		if _, err := run(ctx, "", "ip", "address", "delete", serviceIP+"/32", "dev", "lo"); err != nil {
 			t.Errorf("clean up: %v", err)
@@ -702,10 +700,10 @@ func (c *cluster) down(t *testing.T) {
 		left, err := filepath.Glob("/run/containerd/io.containerd.*")
 		check(err)
 		for _, dir := range left {
-			mounts, err := unmountBelow(dir)
+			mounted, err := mounts.Detach(dir)
 			check(err)
-			if len(mounts) > 0 {
-				t.Errorf("left mounted: %q", mounts)
+			if len(mounted) > 0 {
+				t.Errorf("left mounted: %q", mounted)
 			}
 			check(os.RemoveAll(dir))
 		}
@@ -716,14 +714,19 @@ func (c *cluster) down(t *testing.T) {
 	}
 	for _, dir := range []string{c.dir, c.mem} {
 		// The kubelet leaves a mount of its folder over itself, and volumes of pods that it was stopped over.
-		mounts, err := unmountBelow(dir)
+		mounted, err := mounts.Detach(dir)
 		check(err)
-		for _, m := range mounts {
+		for _, m := range mounted {
 			if m != c.path("kubelet") && !strings.HasPrefix(m, c.path("kubelet/pods")+"/") {
 				t.Errorf("left mounted: %s", m)
 			}
 		}
-		check(c.killLeft(t, dir))
+		// Such as a shim whose containerd is gone.
+		left, err := process.KillNaming(dir + "/")
+		check(err)
+		if len(left) > 0 {
+			t.Errorf("left running: %q", left)
+		}
 		if os.Getenv("GPUFENCE_KEEP") == "" {
 			check(os.RemoveAll(dir))
 		} else {
@@ -742,31 +745,6 @@ func (c *cluster) down(t *testing.T) {
 	_ = os.Remove("/var/lib/kubelet/device-plugins")
 	_ = os.Remove("/var/lib/kubelet")
 	logf(t, "everything stopped: %.1f s", time.Since(begun).Seconds())
-}
-
-// killLeft kills what still runs from one of the test's folders, such as a shim whose containerd is
-// gone, and says so.
-func (c *cluster) killLeft(t *testing.T, dir string) error {
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(text), dir+"/") {
-			continue // it has ended meanwhile, or is not ours
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		t.Errorf("left running: %d %s", pid, strings.ReplaceAll(string(text), "\x00", " "))
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			errs = append(errs, fmt.Errorf("kill %d: %w", pid, err))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // removeCgroup removes a cgroup with all below it.
@@ -803,9 +781,7 @@ func (c *cluster) explain(ctx context.Context, t *testing.T) {
 			t.Logf("gpufence events:\n%s", strings.Join(lines[max(0, len(lines)-40):], "\n"))
 		}
 	}
-	for _, p := range []*process{c.gpufenced, c.containerd, c.kubelet, c.apiserver} {
-		if p != nil {
-			t.Logf("the end of %s's log:\n%s", p.name, tail(p.log, 15))
-		}
+	for _, p := range []*process.Process{c.gpufenced, c.containerd, c.kubelet, c.apiserver} {
+		p.LogIfFailed(t)
 	}
 }

@@ -355,7 +355,7 @@ func lost(ctx context.Context, t *testing.T, c *cluster) {
 }
 
 func (c *cluster) restartContainerd(ctx context.Context) error {
-	if err := c.containerd.stop(); err != nil {
+	if err := c.containerd.Stop(ctx); err != nil {
 		return err
 	}
 	return c.runContainerd(ctx)
@@ -439,20 +439,20 @@ func restarts(ctx context.Context, t *testing.T, c *cluster) {
 		do func() error
 	}{
 		{"a crash of gpufenced", func() error {
-			if err := c.gpufenced.kill(); err != nil {
+			if err := c.gpufenced.Kill(); err != nil {
 				return err
 			}
 			return c.startGpufenced(ctx)
 		}},
 		{"a restart of gpufenced", func() error {
-			if err := c.gpufenced.stop(); err != nil {
+			if err := c.gpufenced.Stop(ctx); err != nil {
 				return err
 			}
 			return c.startGpufenced(ctx)
 		}},
 		{"a restart of containerd", func() error { return c.restartContainerd(ctx) }},
 		{"a restart of the kubelet", func() error {
-			if err := c.kubelet.stop(); err != nil {
+			if err := c.kubelet.Stop(ctx); err != nil {
 				return err
 			}
 			if err := c.startKubelet(ctx); err != nil {
@@ -516,7 +516,7 @@ func upgrade(ctx context.Context, t *testing.T, c *cluster) {
 	must(t, err)
 	restart := func(version string) {
 		t.Helper()
-		must(t, c.gpufenced.stop())
+		must(t, c.gpufenced.Stop(ctx))
 		must(t, c.startGpufenced(ctx))
 		v, err := c.client.Version(ctx)
 		must(t, err)
