@@ -190,7 +190,7 @@ test-engines: ## containerd 1.7 and 2, Docker, Podman and no engine at all, with
 	  echo "suite test-engines engines:$$word $$((SECONDS - start)) s"; [ -z "$$failed" ]
 
 # Of the guests: an emulator, Debian's kernels, and the stand-in driver that is built for them.
-VM_NEEDS := package:qemu-system-x86 package:kmod package:xz-utils package:dwarves
+VM_NEEDS := package:qemu-system-x86 package:kmod package:xz-utils package:dwarves package:crun
 
 .PHONY: test-vm
 test-vm: ## the gate in emulated machines with Debian's kernels (fetched once, outside the work tree), cgroup v2 only
