@@ -128,6 +128,7 @@ enum simgpu_list {
 	SIMGPU_LIST_COMPUTE = 0,
 	SIMGPU_LIST_GRAPHICS = 1,
 	SIMGPU_LIST_MPS = 2,
+	SIMGPU_LIST_ALL = 3, /* whoever is in any of them, once; for SIMGPU_OP_NVML_PROCS only */
 };
 
 /* simgpu_rep.status */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nvml_test LIBRARY: the calls of the simulated libnvidia-ml.so.1 that NVIDIA's Go bindings
- * do not make: oldest versions, counts that are too small, bad arguments, forks. Needs a
- * simgpud with one process on GPU 0 that holds 104 + 100 MiB.
+ * do not make: oldest versions, the detailed list, counts that are too small, bad arguments, forks.
+ * Needs a simgpud with one process on GPU 0 that holds 104 + 100 MiB in a compute context.
  */
 #define _GNU_SOURCE
 #include "../libnvml/nvml_abi.h"
@@ -36,6 +36,60 @@ static void *sym(const char *name)
 		exit(2);
 	}
 	return f;
+}
+
+/* Rows by mode: of the right version only, all of them or their number, and from Hopper on. */
+static void detail_list(nvml_device dev, unsigned long long held)
+{
+	int (*get)(nvml_device, struct nvml_process_detail_list *) =
+		(__typeof__(get))sym("nvmlDeviceGetRunningProcessDetailList");
+	int (*capability)(nvml_device, int *, int *) = (__typeof__(capability))sym("nvmlDeviceGetCudaComputeCapability");
+	const unsigned int version = NVML_PROCESS_DETAIL_LIST_V1;
+	int major = 0, minor = 0;
+	unsigned int mode;
+
+	WANT(capability(dev, &major, &minor), NVML_OK);
+	for (mode = NVML_PROCESS_MODE_COMPUTE; mode <= NVML_PROCESS_MODE_ALL; mode++) {
+		const int there = mode == NVML_PROCESS_MODE_COMPUTE || mode == NVML_PROCESS_MODE_ALL;
+		struct nvml_process_detail_list list = {version, mode, 0, NULL};
+		struct nvml_process_detail rows[3];
+
+		if (major < 9) {
+			WANT(get(dev, &list), NVML_NOT_SUPPORTED);
+			WANT(list.count, 0);
+			continue;
+		}
+		WANT(get(dev, &list), there ? NVML_INSUFFICIENT_SIZE : NVML_OK);
+		WANT(list.count, there);
+		memset(rows, 0xee, sizeof(rows));
+		list.rows = rows;
+		list.count = 0;
+		WANT(get(dev, &list), there ? NVML_INSUFFICIENT_SIZE : NVML_OK);
+		WANT(list.count, there);
+		WANT((unsigned char)*(char *)rows, 0xee);
+		list.count = 3;
+		WANT(get(dev, &list), NVML_OK);
+		WANT(list.count, there);
+		if (there) {
+			WANT(rows[0].pid, getppid());
+			WANT(rows[0].used_gpu_memory, held);
+			WANT(rows[0].gpu_instance_id == UINT32_MAX && rows[0].compute_instance_id == UINT32_MAX, 1);
+			WANT(rows[0].used_protected_memory, 0);
+		}
+		WANT((unsigned char)*(char *)&rows[there], 0xee);
+		list.rows = NULL;
+		list.count = 3;
+		WANT(get(dev, &list), NVML_INVALID_ARGUMENT);
+		list.mode = mode + NVML_PROCESS_MODE_ALL + 1;
+		WANT(get(dev, &list), NVML_INVALID_ARGUMENT);
+		list.mode = mode;
+		list.version = 1;
+		WANT(get(dev, &list), NVML_VERSION_MISMATCH);
+		list.version = (version & 0xffffff) | 2u << 24;
+		WANT(get(dev, &list), NVML_VERSION_MISMATCH);
+		WANT(get(NULL, &list), NVML_INVALID_ARGUMENT);
+	}
+	WANT(get(dev, NULL), NVML_INVALID_ARGUMENT);
 }
 
 #define FN(name, ...) int (*name)(__VA_ARGS__) = (int (*)(__VA_ARGS__))sym(#name)
@@ -138,6 +192,8 @@ int main(int argc, char **argv)
 			WANT(get(dev, NULL, buf), NVML_INVALID_ARGUMENT);
 		}
 	}
+
+	detail_list(dev, held);
 
 	struct nvml_pci_info pci;
 	memset(&pci, 0xee, sizeof(pci));

@@ -771,7 +771,7 @@ func (g *GPU) NVMLProcesses(now int64, list wire.List) ([]wire.Proc, error) {
 	switch {
 	case g.knobs.Lost:
 		return nil, ErrLost
-	case list > wire.ListMPS:
+	case list > wire.ListAll:
 		return nil, ErrInvalid
 	}
 	then := g.now - int64(g.knobs.NVMLLag)
@@ -804,7 +804,7 @@ func (g *GPU) visible(f func(*process)) {
 // in tells whether list shows p. Which lists did is remembered after its contexts are gone,
 // since answers are late; memory without a context counts as compute.
 func (p *process) in(list wire.List) bool {
-	return p.lists&(1<<list) != 0 || p.lists == 0 && list == wire.ListCompute
+	return list == wire.ListAll || p.lists&(1<<list) != 0 || p.lists == 0 && list == wire.ListCompute
 }
 
 // Launch runs a kernel for d after what the GPU has to do already, and tells how long that is

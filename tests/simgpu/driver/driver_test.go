@@ -475,10 +475,16 @@ func TestListsAndUnknownSizes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for list, want := range map[wire.List]int{wire.ListCompute: 0, wire.ListGraphics: 1, wire.ListMPS: 1} {
+	for list, want := range map[wire.List]int{wire.ListCompute: 0, wire.ListGraphics: 1, wire.ListMPS: 1, wire.ListAll: 1} {
 		if rows, err := b.NVMLProcesses(b.now, list); err != nil || len(rows) != want {
 			t.Errorf("list %d: %v, %v", list, rows, err)
 		}
+	}
+	if _, err := b.NVMLProcesses(b.now, wire.ListAll+1); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a list that is none: %v", err)
+	}
+	if err := contextErr(c.CreateContext(b.now, wire.ListAll, wire.ContextWhole)); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a context for all lists: %v", err)
 	}
 	k := b.Knobs()
 	k.Unknown = UnknownAll

@@ -693,8 +693,8 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2 
 }
 
 /*
- * The rows of one list. The caller's array has room for *count rows of `stride` bytes: the
- * first version of the call has shorter rows than the others.
+ * The rows of one list. The caller's array has room for *count rows of `stride` bytes: each
+ * version of the call has the first fields of the longest row.
  */
 static int processes(nvml_device device, unsigned int list, unsigned int *count, void *out, size_t stride)
 {
@@ -723,13 +723,14 @@ static int processes(nvml_device device, unsigned int list, unsigned int *count,
 			ret = NVML_INSUFFICIENT_SIZE;
 	}
 	for (i = 0; ret == NVML_OK && i < n; i++) {
-		struct nvml_process_v2 row;
+		struct nvml_process_detail row;
 
 		memset(&row, 0, sizeof(row)); /* the padding too: callers compare */
 		row.pid = rows[i].pid;
 		row.used_gpu_memory = rows[i].used_bytes;
 		row.gpu_instance_id = rows[i].instance ? rows[i].instance : UINT32_MAX;
 		row.compute_instance_id = rows[i].instance ? 0 : UINT32_MAX;
+		row.used_protected_memory = rows[i].instance ? SIMGPU_NOT_AVAILABLE : 0; /* not told of instances */
 		memcpy((char *)out + i * stride, &row, stride);
 	}
 	free(rows);
@@ -753,6 +754,27 @@ static int processes(nvml_device device, unsigned int list, unsigned int *count,
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, SIMGPU_LIST_COMPUTE)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, SIMGPU_LIST_GRAPHICS)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, SIMGPU_LIST_MPS)
+
+EXPORT int nvmlDeviceGetRunningProcessDetailList(nvml_device device, struct nvml_process_detail_list *list)
+{
+	static const unsigned int by_mode[] = {
+		[NVML_PROCESS_MODE_COMPUTE] = SIMGPU_LIST_COMPUTE,
+		[NVML_PROCESS_MODE_GRAPHICS] = SIMGPU_LIST_GRAPHICS,
+		[NVML_PROCESS_MODE_MPS] = SIMGPU_LIST_MPS,
+		[NVML_PROCESS_MODE_ALL] = SIMGPU_LIST_ALL,
+	};
+	int ret = usable(device, list);
+
+	if (ret != NVML_OK)
+		return ret;
+	if (list->version != NVML_PROCESS_DETAIL_LIST_V1)
+		return NVML_VERSION_MISMATCH;
+	if (list->mode >= sizeof(by_mode) / sizeof(by_mode[0]))
+		return NVML_INVALID_ARGUMENT;
+	if (device->info.cc_major < 9)
+		return NVML_NOT_SUPPORTED; /* before Hopper */
+	return processes(device, by_mode[list->mode], &list->count, list->rows, sizeof(*list->rows));
+}
 
 EXPORT int nvmlDeviceGetUtilizationRates(nvml_device device, struct nvml_utilization *out)
 {

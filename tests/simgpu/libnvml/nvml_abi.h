@@ -49,6 +49,27 @@ struct nvml_process_v2 { /* also what v3 answers with */
 	unsigned int gpu_instance_id, compute_instance_id;
 };
 
+/* By mode, from Hopper on. */
+struct nvml_process_detail {
+	unsigned int pid;
+	unsigned long long used_gpu_memory;
+	unsigned int gpu_instance_id, compute_instance_id;
+	unsigned long long used_protected_memory;
+};
+
+enum sim_nvml_process_mode {
+	NVML_PROCESS_MODE_COMPUTE = 0,
+	NVML_PROCESS_MODE_GRAPHICS = 1,
+	NVML_PROCESS_MODE_MPS = 2,
+	NVML_PROCESS_MODE_ALL = 3,
+};
+
+struct nvml_process_detail_list {
+	unsigned int version, mode, count;
+	struct nvml_process_detail *rows;
+};
+#define NVML_PROCESS_DETAIL_LIST_V1 ((unsigned int)sizeof(struct nvml_process_detail_list) | 1u << 24)
+
 struct nvml_process_utilization {
 	unsigned int pid;
 	unsigned long long time_stamp;

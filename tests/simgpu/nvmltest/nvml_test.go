@@ -203,6 +203,44 @@ func TestProcessLists(t *testing.T) {
 	}
 }
 
+// The modes, counts and versions of this call are in ctest: the bindings ask for compute processes only.
+func TestDetailList(t *testing.T) {
+	lib, s, dir := open(t, "--gpus", "2", "--model", "h100", "--mig", "0,2")
+	use(t, dir, "gpu0", wire.ListCompute, 100*mib)
+	use(t, dir, "gpu1.mig1", wire.ListCompute, 100*mib)
+	whole := device(t, lib, 0)
+	instance, ret := device(t, lib, 1).GetMigDeviceHandleByIndex(1)
+	must(t, "handle of an instance", ret)
+	for name, d := range map[string]nvml.Device{"GPU": whole, "instance": instance} {
+		rows, ret := d.GetComputeRunningProcesses()
+		must(t, name, ret)
+		list, ret := d.GetRunningProcessDetailList()
+		must(t, name, ret)
+		if len(rows) != 1 || list.NumProcArrayEntries != 1 {
+			t.Fatalf("%s: %d rows, %d with details", name, len(rows), list.NumProcArrayEntries)
+		}
+		want := nvml.ProcessDetail_v1{
+			Pid: uint32(os.Getpid()), UsedGpuMemory: rows[0].UsedGpuMemory,
+			GpuInstanceId: rows[0].GpuInstanceId, ComputeInstanceId: rows[0].ComputeInstanceId,
+		}
+		if name == "instance" {
+			want.UsedGpuCcProtectedMemory = ^uint64(0)
+		}
+		if *list.ProcArray != want {
+			t.Errorf("%s: %+v, want %+v", name, *list.ProcArray, want)
+		}
+	}
+	set(t, s, "nvml-lag", "30s")
+	if list, ret := whole.GetRunningProcessDetailList(); ret != nvml.SUCCESS || list.NumProcArrayEntries != 0 {
+		t.Errorf("before there was anybody: %+v, %v", list, ret)
+	}
+	set(t, s, "nvml-lag", "0s")
+	set(t, s, "lost", "1")
+	if list, ret := whole.GetRunningProcessDetailList(); ret != nvml.ERROR_GPU_IS_LOST {
+		t.Errorf("details of a lost GPU: %+v, %v", list, ret)
+	}
+}
+
 func TestUnknownLostAndIdle(t *testing.T) {
 	lib, s, dir := open(t)
 	use(t, dir, "gpu0", wire.ListCompute, 100*mib)
@@ -301,12 +339,16 @@ func TestNoDriver(t *testing.T) {
 
 // The C side of the calls that the Go bindings do not reach: oldest versions, sizes, counts.
 func TestOldVersions(t *testing.T) {
-	dir, _ := simtest.Start(t)
-	use(t, dir, "gpu0", wire.ListCompute, 100*mib)
-	cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/nvml_test"), simtest.Dist(t, "simgpu/libnvidia-ml.so.1"))
-	cmd.Env = append(os.Environ(), wire.DirEnv+"="+dir)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	for _, model := range []string{"t4", "h100"} {
+		t.Run(model, func(t *testing.T) {
+			dir, _ := simtest.Start(t, "--model", model, "--context-bytes", "104MiB")
+			use(t, dir, "gpu0", wire.ListCompute, 100*mib)
+			cmd := exec.CommandContext(t.Context(), simtest.Dist(t, "simgpu/test/nvml_test"), simtest.Dist(t, "simgpu/libnvidia-ml.so.1"))
+			cmd.Env = append(os.Environ(), wire.DirEnv+"="+dir)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 
@@ -323,7 +365,7 @@ func TestLayoutsAgainstTheHeader(t *testing.T) {
 	}
 	// Only the structures: the header has the return codes and the handle's type itself.
 	structs := regexp.MustCompile(`(?s)\nstruct nvml_.*?\n};`).FindAllString(string(ours), -1)
-	if len(structs) != 10 {
+	if len(structs) != 12 {
 		t.Fatalf("found %d structures", len(structs))
 	}
 	program := "#include <stddef.h>\n#include <nvml.h>\n" + strings.Join(structs, "\n") + "\n" + `
@@ -348,6 +390,17 @@ SAME(nvml_process_v2, pid, nvmlProcessInfo_t, pid);
 SAME(nvml_process_v2, used_gpu_memory, nvmlProcessInfo_t, usedGpuMemory);
 SAME(nvml_process_v2, gpu_instance_id, nvmlProcessInfo_t, gpuInstanceId);
 SAME(nvml_process_v2, compute_instance_id, nvmlProcessInfo_t, computeInstanceId);
+SAME_SIZE(nvml_process_detail, nvmlProcessDetail_v1_t);
+SAME(nvml_process_detail, used_gpu_memory, nvmlProcessDetail_v1_t, usedGpuMemory);
+SAME(nvml_process_detail, gpu_instance_id, nvmlProcessDetail_v1_t, gpuInstanceId);
+SAME(nvml_process_detail, compute_instance_id, nvmlProcessDetail_v1_t, computeInstanceId);
+SAME(nvml_process_detail, used_protected_memory, nvmlProcessDetail_v1_t, usedGpuCcProtectedMemory);
+SAME_SIZE(nvml_process_detail_list, nvmlProcessDetailList_v1_t);
+SAME(nvml_process_detail_list, version, nvmlProcessDetailList_v1_t, version);
+SAME(nvml_process_detail_list, mode, nvmlProcessDetailList_v1_t, mode);
+SAME(nvml_process_detail_list, count, nvmlProcessDetailList_v1_t, numProcArrayEntries);
+SAME(nvml_process_detail_list, rows, nvmlProcessDetailList_v1_t, procArray);
+_Static_assert(((unsigned int)sizeof(struct nvml_process_detail_list) | 1u << 24) == nvmlProcessDetailList_v1, "version");
 SAME_SIZE(nvml_process_utilization, nvmlProcessUtilizationSample_t);
 SAME(nvml_process_utilization, time_stamp, nvmlProcessUtilizationSample_t, timeStamp);
 SAME(nvml_process_utilization, sm_util, nvmlProcessUtilizationSample_t, smUtil);

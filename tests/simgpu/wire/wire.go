@@ -95,6 +95,7 @@ const (
 	ListCompute  List = 0
 	ListGraphics List = 1
 	ListMPS      List = 2
+	ListAll      List = 3 // whoever is in any of them, once; only to ask for
 )
 
 // Status is how a request ended.
