@@ -342,7 +342,9 @@ typedef CUresult fn_cuVDPAUCtxCreate_v2(CUcontext *, unsigned int flags, CUdevic
 
 typedef int nvmlReturn_t;
 #define NVML_SUCCESS 0
+#define NVML_ERROR_NOT_FOUND 6
 #define NVML_ERROR_FUNCTION_NOT_FOUND 13
+#define NVML_ERROR_ARGUMENT_VERSION_MISMATCH 25
 #define NVML_DEVICE_UUID_V2_BUFFER_SIZE 96
 
 typedef struct nvmlDevice_st *nvmlDevice_t;
@@ -371,6 +373,48 @@ typedef struct nvmlProcessInfo_st {
 	unsigned int computeInstanceId;
 } nvmlProcessInfo_t;
 
+/* Rows in an array that the argument points to. Its version has the argument's size, not the rows'. */
+typedef struct nvmlProcessDetail_v1_st {
+	unsigned int pid;
+	unsigned long long usedGpuMemory;
+	unsigned int gpuInstanceId;
+	unsigned int computeInstanceId;
+	unsigned long long usedGpuCcProtectedMemory;
+} nvmlProcessDetail_v1_t;
+typedef struct nvmlProcessDetailList_st {
+	unsigned int version;
+	unsigned int mode;
+	unsigned int numProcArrayEntries;
+	nvmlProcessDetail_v1_t *procArray;
+} nvmlProcessDetailList_t;
+#define NVML_PROCESS_DETAIL_LIST_V1 ((unsigned int)sizeof(nvmlProcessDetailList_t) | 1u << 24)
+
+typedef struct nvmlProcessUtilizationSample_st {
+	unsigned int pid;
+	unsigned long long timeStamp;
+	unsigned int smUtil;
+	unsigned int memUtil;
+	unsigned int encUtil;
+	unsigned int decUtil;
+} nvmlProcessUtilizationSample_t;
+typedef struct nvmlProcessUtilizationInfo_v1_st {
+	unsigned long long timeStamp;
+	unsigned int pid;
+	unsigned int smUtil;
+	unsigned int memUtil;
+	unsigned int encUtil;
+	unsigned int decUtil;
+	unsigned int jpgUtil;
+	unsigned int ofaUtil;
+} nvmlProcessUtilizationInfo_v1_t;
+typedef struct nvmlProcessesUtilizationInfo_st {
+	unsigned int version;
+	unsigned int processSamplesCount;
+	unsigned long long lastSeenTimeStamp;
+	nvmlProcessUtilizationInfo_v1_t *procUtilArray;
+} nvmlProcessesUtilizationInfo_t;
+#define NVML_PROCESSES_UTILIZATION_V1 ((unsigned int)sizeof(nvmlProcessesUtilizationInfo_t) | 1u << 24)
+
 typedef nvmlReturn_t fn_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_v1_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
@@ -382,6 +426,10 @@ typedef nvmlReturn_t fn_nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t,
 typedef nvmlReturn_t fn_nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t, unsigned int *count, nvmlProcessInfo_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t, nvmlMemory_v2_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetProcessUtilization(nvmlDevice_t, nvmlProcessUtilizationSample_t *, unsigned int *count,
+							unsigned long long last_seen);
+typedef nvmlReturn_t fn_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t, nvmlProcessesUtilizationInfo_t *);
+typedef nvmlReturn_t fn_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t, nvmlProcessDetailList_t *);
 typedef nvmlReturn_t fn_nvmlDeviceGetUUID(nvmlDevice_t, char *, unsigned int length);
 
 #endif

@@ -145,7 +145,10 @@
 	ROW(NVML, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v2, 0, ANY) \
 	ROW(NVML, nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses_v3, 0, ANY) \
 	ROW(NVML, nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo, 0, ANY)                      \
-	ROW(NVML, nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, 0, ANY)
+	ROW(NVML, nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, 0, ANY)        \
+	ROW(NVML, nvmlDeviceGetProcessUtilization, nvmlDeviceGetProcessUtilization, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetProcessesUtilizationInfo, 0, ANY) \
+	ROW(NVML, nvmlDeviceGetRunningProcessDetailList, nvmlDeviceGetRunningProcessDetailList, 0, ANY)
 
 /* What the shim itself calls, and does not hook. */
 #define TABLE_CALLED(ROW)                                                                         \

@@ -569,20 +569,169 @@ static void part_nvml_processes(void)
 	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
 }
 
+/* The lists whose rows are elsewhere than in the first argument: who is asked for, how, and what comes back. */
+struct listed {
+	nvmlReturn_t result;
+	unsigned int count, pids[4];
+	unsigned char last_row[32]; /* the third, as it lies in the caller's array */
+};
+
+static struct listed listed_detail(void *nvml, nvmlDevice_t device, unsigned int version, unsigned int room)
+{
+	nvmlProcessDetail_v1_t rows[4];
+	nvmlProcessDetailList_t list = { version, 3, room, room > 0 ? rows : NULL };
+	struct listed out = { .result = 0 };
+	memset(rows, 0x5a, sizeof rows);
+	out.result = FN(nvml, nvmlDeviceGetRunningProcessDetailList)(device, &list);
+	out.count = list.numProcArrayEntries;
+	for (int i = 0; i < 4; i++)
+		out.pids[i] = rows[i].pid;
+	memcpy(out.last_row, &rows[2], sizeof out.last_row);
+	return out;
+}
+
+static struct listed listed_info(void *nvml, nvmlDevice_t device, unsigned int version, unsigned int room)
+{
+	nvmlProcessUtilizationInfo_v1_t rows[4];
+	nvmlProcessesUtilizationInfo_t info = { version, room, 7, room > 0 ? rows : NULL };
+	struct listed out = { .result = 0 };
+	memset(rows, 0x5a, sizeof rows);
+	out.result = FN(nvml, nvmlDeviceGetProcessesUtilizationInfo)(device, &info);
+	out.count = info.processSamplesCount;
+	for (int i = 0; i < 4; i++)
+		out.pids[i] = rows[i].pid;
+	memcpy(out.last_row, &rows[2], sizeof out.last_row);
+	return out;
+}
+
+static struct listed listed_samples(void *nvml, nvmlDevice_t device, unsigned int version, unsigned int room)
+{
+	nvmlProcessUtilizationSample_t rows[4];
+	struct listed out = { .count = room };
+	(void)version;
+	memset(rows, 0x5a, sizeof rows);
+	out.result = FN(nvml, nvmlDeviceGetProcessUtilization)(device, room > 0 ? rows : NULL, &out.count, 7);
+	for (int i = 0; i < 4; i++)
+		out.pids[i] = rows[i].pid;
+	if (out.result == 0 && out.count > 0)
+		CHECK_INT(rows[0].timeStamp, 8);
+	memcpy(out.last_row, &rows[2], sizeof out.last_row);
+	return out;
+}
+
+/* The detailed list, and who keeps the GPU busy, have no more than the lists of processes. */
+static void part_nvml_details(void)
+{
+	start_in_context();
+	static const struct {
+		const char *symbol;
+		struct listed (*ask)(void *, nvmlDevice_t, unsigned int version, unsigned int room);
+		unsigned int version;
+		nvmlReturn_t none;
+	} lists[] = {
+		{ "nvmlDeviceGetRunningProcessDetailList", listed_detail, NVML_PROCESS_DETAIL_LIST_V1, 0 },
+		{ "nvmlDeviceGetProcessesUtilizationInfo", listed_info, NVML_PROCESSES_UTILIZATION_V1, 6 },
+		{ "nvmlDeviceGetProcessUtilization", listed_samples, 0, 6 },
+	};
+	nvmlDevice_t device;
+	void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+	void (*set)(const unsigned int *, unsigned int) = need(nvml, "fake_nvml_processes");
+	void (*nvml_fail)(nvmlReturn_t) = need(nvml, "fake_nvml_fail");
+	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *) = need(nvml, "nvmlDeviceGetHandleByIndex_v2");
+	const unsigned int me = (unsigned int)getpid();
+	const unsigned int ours[] = { 999999, me, 999998 }, theirs[] = { 999999, 999998 };
+	static const unsigned char nothing[32];
+	CUdeviceptr p;
+	struct stat ns;
+	CHECK(stat("/proc/self/ns/pid", &ns) == 0);
+	bool host = ns.st_ino == 0xeffffffc;
+	CHECK_INT(by_index(0, &device), 0);
+	CHECK_INT(CALL(cuMemAlloc_v2, &p, 4096), 0); /* a slot */
+	for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+		const unsigned int version = lists[i].version;
+		CHECK(is_hook(need(nvml, lists[i].symbol)));
+		set(ours, 3);
+		struct listed got = lists[i].ask(nvml, device, version, 4);
+		CHECK_INT(got.result, 0);
+		CHECK_INT(got.count, 1);
+		CHECK_INT(got.pids[0], me);
+		/* Nor are the others behind it, where the driver had put them. */
+		CHECK(got.pids[1] == 0 && got.pids[2] == 0 && memcmp(got.last_row, nothing, sizeof nothing) == 0);
+		CHECK_INT(got.pids[3], 0x5a5a5a5a);
+		/* Too little room, or none: NVML's own count. */
+		for (unsigned int room = 0; room <= 2; room += 2) {
+			got = lists[i].ask(nvml, device, version, room);
+			CHECK_INT(got.result, 7);
+			CHECK_INT(got.count, 3);
+		}
+		/* The host's numbers stay as they are, unless ours are the host's. */
+		set(theirs, 2);
+		got = lists[i].ask(nvml, device, version, 4);
+		CHECK_INT(got.result, host ? lists[i].none : 0);
+		CHECK_INT(got.count, host ? 0 : 2);
+		CHECK_INT(got.pids[0], host ? 0 : 999999);
+		set(ours, 0);
+		got = lists[i].ask(nvml, device, version, 4);
+		CHECK_INT(got.result, 0);
+		CHECK_INT(got.count, 0);
+		CHECK_INT(lists[i].ask(nvml, NULL, version, 4).result, 2);
+		nvml_fail(999);
+		CHECK_INT(lists[i].ask(nvml, device, version, 4).result, 999);
+		nvml_fail(0);
+		if (version == 0)
+			continue;
+		/* A version that the driver knows and we do not: as of a driver that does not, and nothing is written. */
+		set(ours, 3);
+		got = lists[i].ask(nvml, device, version + (1u << 24), 4);
+		CHECK_INT(got.result, 25);
+		CHECK_INT(got.count, 4);
+		CHECK_INT(got.pids[0], 0x5a5a5a5a);
+		CHECK_INT(lists[i].ask(nvml, NULL, version + (1u << 24), 4).result, 2);
+	}
+	CHECK_INT(FN(nvml, nvmlDeviceGetRunningProcessDetailList)(device, NULL), 2);
+	CHECK_INT(FN(nvml, nvmlDeviceGetProcessesUtilizationInfo)(device, NULL), 2);
+	CHECK_INT(FN(nvml, nvmlDeviceGetProcessUtilization)(device, NULL, NULL, 0), 2);
+	CHECK_INT(CALL(cuMemFree_v2, p), 0);
+	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+}
+
+/* Without pages nothing is known of a pod: the driver's own answer, of any version. */
+static void part_nvml_details_unfenced(void)
+{
+	nvmlDevice_t device;
+	void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+	void (*set)(const unsigned int *, unsigned int) = need(nvml, "fake_nvml_processes");
+	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *) = need(nvml, "nvmlDeviceGetHandleByIndex_v2");
+	const unsigned int all[] = { 999999, (unsigned int)getpid(), 999998 };
+	CHECK_INT(by_index(0, &device), 0);
+	set(all, 3);
+	for (unsigned int v = 0; v < 2; v++) {
+		struct listed detail = listed_detail(nvml, device, NVML_PROCESS_DETAIL_LIST_V1 + (v << 24), 4);
+		struct listed info = listed_info(nvml, device, NVML_PROCESSES_UTILIZATION_V1 + (v << 24), 4);
+		struct listed samples = listed_samples(nvml, device, 0, 4);
+		CHECK(detail.result == 0 && detail.count == 3 && detail.pids[2] == 999998);
+		CHECK(info.result == 0 && info.count == 3 && info.pids[2] == 999998);
+		CHECK(samples.result == 0 && samples.count == 3 && samples.pids[2] == 999998);
+	}
+}
+
 /* The same where the numbers are certainly not the host's. */
-static void part_nvml_processes_apart(void)
+static void apart(void (*part)(void))
 {
 	int status;
 	CHECK(unshare(CLONE_NEWPID) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWPID) == 0);
 	pid_t pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		part_nvml_processes();
+		part();
 		_exit(0);
 	}
 	CHECK(waitpid(pid, &status, 0) == pid);
 	CHECK_INT(status, 0);
 }
+
+static void part_nvml_processes_apart(void) { apart(part_nvml_processes); }
+static void part_nvml_details_apart(void) { apart(part_nvml_details); }
 
 /* NULL where a pointer belongs: the driver's own answer, from every hook, in and out of a context. */
 static void part_null(void)
@@ -857,6 +1006,9 @@ static const struct part parts[] = {
 	{ "nvml_errors", part_nvml_errors },
 	{ "nvml_processes", part_nvml_processes },
 	{ "nvml_processes_apart", part_nvml_processes_apart },
+	{ "nvml_details", part_nvml_details },
+	{ "nvml_details_apart", part_nvml_details_apart },
+	{ "nvml_details_unfenced", part_nvml_details_unfenced },
 	{ "null", part_null },
 	{ "getproc", part_getproc },
 	{ "getproc_internal", part_getproc_internal },
@@ -877,6 +1029,8 @@ static void test_primary(void) { play_part("primary"); }
 static void test_nvml_errors(void) { play_part("nvml_errors"); }
 static void test_nvml_processes(void) { play_part("nvml_processes"); }
 static void test_nvml_processes_apart(void) { play_part("nvml_processes_apart"); }
+static void test_nvml_details(void) { play_part("nvml_details"); }
+static void test_nvml_details_apart(void) { play_part("nvml_details_apart"); }
 static void test_null(void) { play_part("null"); }
 static void test_getproc(void) { play_part("getproc"); }
 static void test_getproc_internal(void) { play_part("getproc_internal"); }
@@ -930,6 +1084,12 @@ static void test_views_over(void)
 	CHECK_U64(s.events_max, 1);
 }
 
+static void test_nvml_details_unfenced(void)
+{
+	struct scene s = { .part = "nvml_details_unfenced", .no_pages = true };
+	play(&s);
+}
+
 static void test_no_pages(void)
 {
 	struct scene s = { .part = "no_pages", .no_pages = true };
@@ -956,6 +1116,9 @@ int main(int argc, char **argv)
 		{ "NVML's own errors, NVML loaded again and again", test_nvml_errors },
 		{ "NVML lists the pod's processes, three versions of three lists", test_nvml_processes },
 		{ "NVML lists the pod's processes, in a pid namespace", test_nvml_processes_apart },
+		{ "NVML's detailed list and utilisation have the pod's processes", test_nvml_details },
+		{ "NVML's detailed list and utilisation, in a pid namespace", test_nvml_details_apart },
+		{ "NVML's detailed list and utilisation without pages", test_nvml_details_unfenced },
 		{ "NULL arguments of every hook", test_null },
 		{ "cuGetProcAddress v1 and v2, flags, versions, four drivers", test_getproc },
 		{ "cuGetProcAddress with addresses that dlsym does not know", test_getproc_internal },

@@ -70,6 +70,7 @@ func TestInterfaceOfNVML(t *testing.T) {
 	h := nvmlHeader(t)
 	values := map[string]string{
 		"NVML_OK": "NVML_SUCCESS", "NVML_MEMORY_V2": "nvmlMemory_v2", "NVML_VERSION_MISMATCH": "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
+		"NVML_PROCESS_DETAIL_LIST_V1": "nvmlProcessDetailList_v1",
 	}
 	for _, name := range []string{
 		"UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND", "INSUFFICIENT_SIZE", "DRIVER_NOT_LOADED",
@@ -80,12 +81,15 @@ func TestInterfaceOfNVML(t *testing.T) {
 	compare(t, h, side{
 		name: "simgpu", path: "../simgpu/libnvml/nvml_abi.h", values: values, types: map[string]string{
 			"nvml_memory": "nvmlMemory_t", "nvml_memory_v2": "nvmlMemory_v2_t", "nvml_process_v1": "nvmlProcessInfo_v1_t",
-			"nvml_process_v2": "nvmlProcessInfo_v2_t", "nvml_process_utilization": "nvmlProcessUtilizationSample_t",
+			"nvml_process_v2": "nvmlProcessInfo_v2_t", "nvml_process_detail": "nvmlProcessDetail_v1_t",
+			"nvml_process_detail_list": "nvmlProcessDetailList_v1_t", "nvml_process_utilization": "nvmlProcessUtilizationSample_t",
 			"nvml_pci_info": "nvmlPciInfo_t", "nvml_attributes": "nvmlDeviceAttributes_t", "nvml_set_limits": "nvmlSetMemoryLimits_v1_t",
 			"nvml_get_limits": "nvmlGetMemoryLimits_v1_t", "nvml_utilization": "nvmlUtilization_t",
 		}, functions: exported(t, "simgpu/libnvidia-ml.so.1", "simgpu/r615/libnvidia-ml.so.1"),
-	}, 10, 14, 45)
-	compare(t, h, side{name: "shim", path: "../../shim/src/driver_api.h", functions: typedefs}, 4, 3, 10)
+	}, 12, 19, 46)
+	compare(t, h, side{name: "shim", path: "../../shim/src/driver_api.h", values: map[string]string{
+		"NVML_PROCESS_DETAIL_LIST_V1": "nvmlProcessDetailList_v1", "NVML_PROCESSES_UTILIZATION_V1": "nvmlProcessesUtilizationInfo_v1",
+	}, functions: typedefs}, 12, 7, 15)
 }
 
 // noteHeader puts a header into the table: it judges the simulated driver and both deliveries, which have the
