@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,6 +20,7 @@ import (
 	"github.com/gpufence/gpufence/enforcer/api"
 	simnode "github.com/gpufence/gpufence/tests/node"
 	"github.com/gpufence/gpufence/tests/ociimage"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 // bootWait bounds what is waited for on a booted node; only what hangs takes so long.
@@ -102,59 +102,37 @@ func bootNode(t *testing.T, suite string, packages ...string) *node {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "unshare", "--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork", "--kill-child",
-		"sh", "-c", boot, "sh", n.root)
-	log, err := os.Create(filepath.Join(t.TempDir(), "boot.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Pdeathsig: syscall.SIGKILL}
 	begun := time.Now()
-	started, ended := make(chan error), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // the death signal follows the thread
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait() // killed by the end of its namespace, whose way of saying so differs
-		}
-		close(ended)
-	}()
-	if err := <-started; err != nil {
+	p, err := process.Start(t.Context(), process.Options{
+		Name: "the node", Log: filepath.Join(t.TempDir(), "boot.log"), TimeoutStart: bootWait, TimeoutStop: bootWait,
+		Edit: func(cmd *exec.Cmd) error {
+			cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+			return nil
+		},
+	}, "unshare", "--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork", "--kill-child", "sh", "-c", boot, "sh", n.root)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if n.init != 0 {
 			_ = syscall.Kill(n.init, syscall.Signal(37)) // SIGRTMIN+3: halt; it may be gone
 		}
-		select {
-		case <-ended:
-		case <-time.After(bootWait):
-			t.Error("the node did not halt")
-			if err := cmd.Process.Kill(); err != nil {
-				t.Error(err)
-			}
-			<-ended
+		// How it ended does not matter: it is killed by the end of its namespace, whose way of saying so differs.
+		if err := p.Await(context.Background()); err != nil {
+			t.Error(errors.Join(err, p.Kill()))
 		}
 	})
-	await(t, "the node's systemd is there", func() error {
-		select {
-		case <-ended:
-			text, err := os.ReadFile(log.Name())
-			t.Fatalf("the node ended at its start: %s %v", text, err)
-		default:
+	if err := p.Ready(t.Context(), func(context.Context) error {
+		pid, err := p.Child()
+		if err != nil {
+			return err
 		}
-		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
-		if err == nil {
-			_, err = fmt.Sscan(string(children), &n.init)
-		}
-		if err == nil {
-			_, err = os.Stat(fmt.Sprintf("/proc/%d/root/run/systemd/private", n.init))
-		}
+		n.init = pid
+		_, err = os.Stat(fmt.Sprintf("/proc/%d/root/run/systemd/private", pid))
 		return err
-	})
+	}); err != nil {
+		t.Fatal(err)
+	}
 	n.root = fmt.Sprintf("/proc/%d/root", n.init)
 	n.through = []string{"nsenter", "--target", fmt.Sprint(n.init), "--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup"}
 	t.Cleanup(func() {

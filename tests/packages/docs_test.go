@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpufence/gpufence/tests/documented"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 // TestDocs runs the commands about packages, page after page: on a clean Debian, and those of rpm on another one. What is
@@ -116,34 +116,22 @@ disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime
 	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It is asked to end, and not killed with the context of the test.
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), filepath.Join(bin, "containerd"), "-c", filepath.Join(dir, "config.toml"))
-	log, err := os.Create(filepath.Join(dir, "log"))
+	p, err := process.Start(t.Context(), process.Options{Log: filepath.Join(dir, "log"), TimeoutStart: time.Minute}, filepath.Join(bin, "containerd"), "-c", filepath.Join(dir, "config.toml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		if err := cmd.Process.Signal(os.Interrupt); err != nil {
-			t.Error(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
+		if err := p.Stop(context.Background()); err != nil || !p.State().Success() {
+			t.Errorf("stop containerd: %v, %v", p.State(), err)
 		}
 	})
-	for range 600 {
-		if _, err = command(t.Context(), "", nil, filepath.Join(bin, "ctr"), "-a", dir+"/sock", "version"); err == nil {
-			return dir
-		}
-		time.Sleep(100 * time.Millisecond)
+	if err := p.Ready(t.Context(), func(ctx context.Context) error {
+		_, err := command(ctx, "", nil, filepath.Join(bin, "ctr"), "-a", dir+"/sock", "version")
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
-	text, _ := os.ReadFile(log.Name()) // without it the error says enough
-	t.Fatalf("containerd does not answer: %v\n%s", err, text)
-	return ""
+	return dir
 }
 
 // importImage is ctr on that containerd, which must have the image then that the chart of this version names.

@@ -7,52 +7,45 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/gpufence/gpufence/enforcer/kube"
+	"github.com/gpufence/gpufence/tests/process"
 )
 
-// agent runs the image's container host as the chart does: with the processes of the node and a root of its own. What it
-// says is in a file.
-func (n *node) agent(image string, args ...string) (log string) {
+// agent runs the image's container host as the chart does: with the processes of the node and a root of its own.
+func (n *node) agent(image string, args ...string) {
 	n.t.Helper()
-	log = filepath.Join(n.t.TempDir(), "agent.log")
-	f, err := os.Create(log)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer f.Close()
 	if err := os.MkdirAll(filepath.Join(image, "proc"), 0o755); err != nil {
 		n.t.Fatal(err)
 	}
-	script := `echo $$ >"$1/pid" && mount -t proc proc "$1/proc" && image=$1 && shift && exec chroot "$image" /usr/bin/gpufence-agent host "$@"`
+	script := `mount -t proc proc "$1/proc" && image=$1 && shift && exec chroot "$image" /usr/bin/gpufence-agent host "$@"`
 	argv := append([]string{
 		"--target", fmt.Sprint(n.init), "--pid", "--uts", "--ipc", "--net", "--cgroup", "unshare", "--mount", "sh", "-c", script, "sh", image,
 	}, args...)
-	cmd := exec.CommandContext(context.WithoutCancel(n.t.Context()), "nsenter", argv...)
-	cmd.Stdout, cmd.Stderr = f, f
-	if err := cmd.Start(); err != nil {
+	p, err := process.Start(n.t.Context(), process.Options{Name: "the agent", Log: filepath.Join(n.t.TempDir(), "agent.log")}, "nsenter", argv...)
+	if err != nil {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() {
-		if pid, err := os.ReadFile(filepath.Join(image, "pid")); err == nil {
-			if out, err := n.late("sh", "-c", "kill "+strings.TrimSpace(string(pid))); err != nil {
-				n.t.Errorf("the agent ended before: %s", out)
-			}
+		pid, err := p.Child() // nsenter waits for it, and passes no signal on
+		if err == nil {
+			err = syscall.Kill(pid, syscall.SIGTERM)
 		}
-		if err := cmd.Wait(); err != nil {
-			n.t.Errorf("the agent ended with %v", err)
+		if err != nil {
+			n.t.Errorf("the agent ended before: %v", err)
+		}
+		if err := p.Await(context.Background()); err != nil || !p.State().Success() {
+			n.t.Errorf("the agent ended with %v, %v", p.State(), err)
 		}
 		if n.t.Failed() {
-			text, err := os.ReadFile(log)
-			n.t.Logf("the agent said: %s %v", text, err)
+			n.t.Logf("the agent said: %s", p.Said())
 		}
 	})
-	return log
 }
 
 // TestHostInstall: the chart's container host makes a node of a machine with systemd and a containerd whose folders are not

@@ -3,10 +3,11 @@
 package packages
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpufence/gpufence/tests/process"
 )
 
 // node is a clean Debian with processes of its own, which see no others: the packages' scripts look at
@@ -43,37 +46,24 @@ func startNode(t *testing.T) *node {
 	// Process 1 reaps what is left to it, and says when it is there.
 	script := `mount -t proc proc "$1/proc" && mount -t tmpfs tmpfs "$1/dev" && mount -t tmpfs -o mode=755 tmpfs "$1/run" && mknod -m 666 "$1/dev/null" c 1 3 &&
 		exec chroot "$1" /bin/sh -c 'echo ready; while read -r line; do :; done'`
-	// It ends with its input, so also with us; the test's end must not kill it before it is asked to end.
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script, "sh", n.root)
-	in, err := cmd.StdinPipe()
+	var in io.Closer // it ends with its input
+	p, err := process.Start(t.Context(), process.Options{Name: "the node", Log: filepath.Join(t.TempDir(), "log"), Edit: func(cmd *exec.Cmd) (err error) {
+		in, err = cmd.StdinPipe()
+		return err
+	}}, "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script, "sh", n.root)
 	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := in.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
+		if err := errors.Join(in.Close(), p.Await(context.Background())); err != nil || !p.State().Success() {
+			t.Errorf("end of the node: %v, %v\n%s", p.State(), err, p.Said())
 		}
 	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("start of the node: %q, %v", line, err)
+	if err := p.Ready(t.Context(), p.Says("ready\n")); err != nil {
+		t.Fatal(err)
 	}
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
-	if err == nil {
-		_, err = fmt.Sscan(string(children), &n.init)
-	}
-	if err != nil {
-		t.Fatalf("find the node's process 1: %v", err)
+	if n.init, err = p.Child(); err != nil {
+		t.Fatal(err)
 	}
 	return n
 }
@@ -133,48 +123,40 @@ func (n *node) folder(at string) bool {
 // holder is a process that has a library as a container's has it: bound into its own mount namespace
 // below /dev/gpufence, and mapped.
 type holder struct {
-	n     *node
-	cmd   *exec.Cmd
-	pid   int
-	inode uint64
-	sum   string
+	n       *node
+	nsenter *process.Process
+	pid     int
+	inode   uint64
+	sum     string
 }
 
 func (n *node) hold(library string) *holder {
 	n.t.Helper()
 	script := `mkdir -p /dev/gpufence/lib64 && : >/dev/gpufence/lib64/libgpufence.so && mount --bind "$1" /dev/gpufence/lib64/libgpufence.so &&
-		LD_PRELOAD=/dev/gpufence/lib64/libgpufence.so exec sh -c 'echo $$; read -r line'`
+		LD_PRELOAD=/dev/gpufence/lib64/libgpufence.so exec sh -c 'echo ready; read -r line'`
 	h := &holder{n: n}
 	argv := n.enter("unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "sh", library)
-	h.cmd = exec.CommandContext(context.WithoutCancel(n.t.Context()), argv[0], argv[1:]...)
-	in, err := h.cmd.StdinPipe()
+	var in io.Closer // it ends by it
+	var err error
+	h.nsenter, err = process.Start(n.t.Context(), process.Options{Name: "a process that holds " + library, Log: filepath.Join(n.t.TempDir(), "log"), Edit: func(cmd *exec.Cmd) (err error) {
+		in, err = cmd.StdinPipe()
+		return err
+	}}, argv[0], argv[1:]...)
 	if err != nil {
-		n.t.Fatal(err)
-	}
-	out, err := h.cmd.StdoutPipe()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	h.cmd.Stderr = os.Stderr
-	if err := h.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() {
-		if h.cmd.ProcessState == nil {
-			_ = in.Close()   // it ends by it, or is gone
-			_ = h.cmd.Wait() // how does not matter any more
+		_ = in.Close() // it may be gone
+		if err := h.nsenter.Await(context.Background()); err != nil {
+			n.t.Error(err)
 		}
 	})
-	if _, err := fmt.Fscan(bufio.NewReader(out), new(int)); err != nil {
-		n.t.Fatalf("start a process that holds %s: %v", library, err)
+	if err := h.nsenter.Ready(n.t.Context(), h.nsenter.Says("ready\n")); err != nil {
+		n.t.Fatal(err)
 	}
 	// nsenter forks to get into the pid namespace.
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", h.cmd.Process.Pid, h.cmd.Process.Pid))
-	if err == nil {
-		_, err = fmt.Sscan(string(children), &h.pid)
-	}
-	if err != nil {
-		n.t.Fatalf("find the process that holds %s: %v", library, err)
+	if h.pid, err = h.nsenter.Child(); err != nil {
+		n.t.Fatal(err)
 	}
 	h.inode, h.sum = h.look()
 	return h
@@ -215,7 +197,9 @@ func (h *holder) end() {
 	if err := syscall.Kill(h.pid, syscall.SIGKILL); err != nil {
 		h.n.t.Fatal(err)
 	}
-	_ = h.cmd.Wait() // killed, as it says
+	if err := h.nsenter.Await(h.n.t.Context()); err != nil {
+		h.n.t.Fatal(err)
+	}
 }
 
 // files are all of the node's: what they are and, but for the logs and databases of the package managers,
