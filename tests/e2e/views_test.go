@@ -249,7 +249,7 @@ func (p *pods) inspect(id string) api.ContainerGPU {
 	return c.GPUs[0]
 }
 
-var versions = []string{"", "_v2", "_v3"}
+var versions = []string{"", "_v2", "_v3", "_detail"}
 
 // agree says in what one process's views differ from one another and from what is charged.
 func agree(v viewed, limit, used uint64) error {
@@ -317,7 +317,7 @@ func TestViews(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newPods(t, node.Options{
-				Sim:    []string{"--gpus", "1", "--model", "t4", "--memory", "16GiB", "--context-bytes", "16MiB", "--mig", test.mig, "--pid-view", "caller"},
+				Sim:    []string{"--gpus", "1", "--model", "h100", "--memory", "16GiB", "--context-bytes", "16MiB", "--mig", test.mig, "--pid-view", "caller"},
 				Config: []string{fmt.Sprintf("shim-delivery = %q", test.delivery)},
 			})
 			p.hostPID = test.hostPID
@@ -330,12 +330,12 @@ func TestViews(t *testing.T) {
 				t.Fatalf("the GPU is %s", uuid)
 			}
 			// Somebody else on the same GPU, whom nobody here is to see.
-			other := p.run("other", uuid, "512Mi")
+			other := p.run("other", uuid, "1Gi")
 			other.ask("context")
 			other.ask("alloc 100")
 
-			const limit = 1024 * mib
-			first := p.run("viewed", uuid, "1Gi")
+			const limit = 4096 * mib
+			first := p.run("viewed", uuid, "4Gi")
 			first.ask("read /dev/gpufence/memory.max") // it runs
 			all := []struct {
 				kind string
@@ -369,8 +369,17 @@ func TestViews(t *testing.T) {
 					}
 				}
 			}
+			for _, one := range all {
+				got := strings.Fields(one.in.ask("views").text("All_detail"))
+				if want := slices.Sorted(maps.Values(pids)); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+					t.Errorf("a process listed under %s sees %v under all modes, want %v", one.kind, got, want)
+				}
+			}
 			// The neighbour sees itself alone.
 			v := other.ask("views")
+			if got := v.text("All_detail"); got != fmt.Sprint(v["pid"]) {
+				t.Errorf("the neighbour sees %q under all modes", got)
+			}
 			for _, version := range versions {
 				if v.text("Compute"+version) != fmt.Sprint(v["pid"]) || v.text("Graphics"+version) != "" || v.text("MPSCompute"+version) != "" {
 					t.Errorf("the neighbour sees %v", v)

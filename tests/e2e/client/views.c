@@ -120,7 +120,24 @@ static void do_launch(const char *variant, unsigned int n)
 	answer(&r);
 }
 
-/* Pids of one list, "-" for an error: "compute_v2". */
+/* The same of the list by mode: "Compute_detail". */
+static void detail_list(struct report *r, const char *kind, unsigned int mode, nvml_device of)
+{
+	struct nvml_process_detail rows[ROWS];
+	struct nvml_process_detail_list list = { NVML_PROCESS_DETAIL_LIST_V1, mode, ROWS, rows };
+	char name[32], text[256] = "";
+	size_t used = 0;
+
+	int ret = ((int (*)(nvml_device, struct nvml_process_detail_list *))(uintptr_t)find(nvml, "nvmlDeviceGetRunningProcessDetailList"))(of, &list);
+	if (ret != NVML_OK)
+		snprintf(text, sizeof(text), "error %d", ret);
+	for (unsigned int i = 0; ret == NVML_OK && i < list.count; i++)
+		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%u", i ? " " : "", rows[i].pid);
+	snprintf(name, sizeof(name), "%s_detail", kind);
+	report_string(r, name, text);
+}
+
+/* Pids of one list, "error" and its number: "Compute_v2". */
 static void list(struct report *r, const char *kind, const char *version, nvml_device of)
 {
 	union {
@@ -213,6 +230,8 @@ static void do_views(void)
 	for (size_t k = 0; d && k < 3; k++)
 		for (size_t v = 0; v < 3; v++)
 			list(&r, kinds[k], versions[v], d);
+	for (unsigned int mode = 0; d && mode <= NVML_PROCESS_MODE_ALL; mode++)
+		detail_list(&r, mode < 3 ? kinds[mode] : "All", mode, d);
 	answer(&r);
 }
 
