@@ -102,7 +102,8 @@ struct gpufence_limits {
 	uint64_t latch;            /* 0x40 */
 	uint64_t writer_epoch;     /* 0x48 grows when gpufenced restarts */
 	uint64_t heartbeat;        /* 0x50 a counter that moves while gpufenced lives */
-	uint64_t sample;           /* 0x58 number of the newest NVML sample; bumped before its call */
+	uint64_t sample;           /* 0x58 number of the newest NVML sample; bumped before its call,
+	                            * or not where nothing has happened since the last one */
 	uint64_t reserved2[4];     /* 0x60 */
 	struct gpufence_limits_copy copies[2]; /* 0x80 */
 };

@@ -113,7 +113,7 @@ type Daemon struct {
 	gate   *fence.Gate
 	fences []fence.Fence
 
-	mu      sync.Mutex
+	mu      lock
 	reg     *registry.Registry
 	runtime map[string]*podRuntime // by pod name
 	// runtimes changes with the set of those, which allPages has in order.
@@ -129,6 +129,9 @@ type Daemon struct {
 	nvmlErr      error  // why there are no GPUs; nil once there are
 	driver       string
 	sample       uint64                               // number of the newest tick
+	asking       []*gpuState                          // whose samples are in progress
+	beaten       time.Duration                        // when every page's heartbeat moved last
+	stood        time.Duration                        // of the newest tick at which no number had to move
 	empty        map[policy.ContainerID]time.Duration // since when nothing lives in a container
 	lastIdl      time.Duration                        // when GPUs without a container were last asked
 	collected    uint64                               // how often what ended was collected
@@ -183,11 +186,14 @@ type gpuState struct {
 	quota   quota.GPU // with the upper bound of a context
 	sampler *gpu.Sampler
 	machine *policy.GPU
-	ticks   chan uint64
 
 	inFlight  bool
 	sentAt    time.Duration
-	have      bool // a sample was processed
+	sentAs    uint64        // its number
+	sentTo    *gpu.Sampler  // which sampler may not be any more
+	limit     time.Duration // for how long its answer is waited for
+	refused   error         // why it could not even be sent
+	have      bool          // a sample was processed
 	sample    gpu.Sample
 	number    uint64
 	out       policy.Output
@@ -209,11 +215,12 @@ type gpuState struct {
 	// draining are containers that ended and whose memory is still listed.
 	draining map[policy.ContainerID]drain
 	last     lastStep
-	pages    pagesOf // of the pods that have it
+	// still: the newest sample said what the one before said, and nothing else had changed.
+	still bool
+	pages pagesOf // of the pods that have it
 	// gone: NVML does not list it any more, and why that may be.
 	gone    bool
 	goneWhy string
-	stop    context.CancelFunc // ends its sampling
 }
 
 // procID is a process for as long as the node is up.

@@ -423,15 +423,13 @@ func (d *Daemon) slotFacts(out []policy.SlotFact, p *registry.Pod, rt *podRuntim
 
 // readLedger takes a new snapshot of a pod. A broken ledger is said once, and not believed until
 // it is whole again.
-func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) { d.lookAtLedger(p, rt, false) }
+func (d *Daemon) readLedger(p *registry.Pod, rt *podRuntime) {
+	d.lookAtLedger(p, rt, (*ledger.Ledger).SnapshotOf)
+}
 
-// lookAtLedger is that; a glance finds what is in heads of slots only a little later.
-func (d *Daemon) lookAtLedger(p *registry.Pod, rt *podRuntime, glance bool) {
-	look := rt.pages.Ledger().SnapshotOf
-	if glance {
-		look = rt.pages.Ledger().GlanceOf
-	}
-	s, err := look(len(p.GPUs))
+// lookAtLedger is that, by a look that may find some of it only a little later.
+func (d *Daemon) lookAtLedger(p *registry.Pod, rt *podRuntime, look func(*ledger.Ledger, int) (*ledger.Snapshot, error)) {
+	s, err := look(rt.pages.Ledger(), len(p.GPUs))
 	if err != nil {
 		rt.snapshot = nil
 		if rt.broken == "" {

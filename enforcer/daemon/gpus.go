@@ -46,7 +46,7 @@ func (d *Daemon) runNVML(ctx context.Context) {
 // failed outright for a while (a driver that was reloaded). A call that hangs forbids it: it is
 // still inside NVML.
 func (d *Daemon) needNVML() bool {
-	d.mu.Lock()
+	d.mu.LockToLook()
 	defer d.mu.Unlock()
 	if d.node.letGo {
 		return false
@@ -68,7 +68,7 @@ func (d *Daemon) needNVML() bool {
 // lost says whether a GPU is gone for a while, while others answer: it may be back under a new handle
 // after a reset.
 func (d *Daemon) lost() bool {
-	d.mu.Lock()
+	d.mu.LockToLook()
 	defer d.mu.Unlock()
 	for _, g := range d.gpus {
 		if g.isLost(d.mono()) {
@@ -177,31 +177,61 @@ func (d *Daemon) granted(uuid string) bool {
 	return false
 }
 
-// runTicks gives every sample its number.
+// runTicks gives every sample its number, and takes their answers.
 func (d *Daemon) runTicks(ctx context.Context) {
+	bell := gpu.NewBell()
+	defer func() { d.once("bell", bell.Close()) }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		asked := false
 		select {
 		case <-ctx.Done():
-			return
+			return // a sample that is cut by our own end says nothing
+		case <-bell.C():
+			d.takeSamples()
+			continue
 		case <-timer.C:
-			timer.Reset(d.ticked(d.tick(false)))
 		case <-d.kick:
-			timer.Reset(d.ticked(d.tick(true)))
+			asked = true
 		}
+		d.takeSamples()
+		timer.Reset(d.ticked(d.tick(bell, asked)))
+	}
+}
+
+// takeSamples takes the samples that are there to their consequences, and gives up those that are not
+// there in time.
+func (d *Daemon) takeSamples() {
+	d.mu.LockToLook()
+	now := d.mono()
+	asking := append([]*gpuState(nil), d.asking...)
+	d.mu.Unlock()
+	for _, g := range asking {
+		s, there := g.sentTo.Take()
+		switch {
+		case g.refused != nil: // there is nothing of this question
+			s = g.sentTo.Without(g.refused, g.sentAt)
+		case there:
+		case now-g.sentAt >= g.limit:
+			s = g.sentTo.Without(fmt.Errorf("sample %s: %w: no answer within %v", g.info.UUID, gpu.ErrHung, g.limit), g.sentAt)
+		default:
+			continue
+		}
+		d.step(g, g.sentAs, s)
 	}
 }
 
 // tick sends the GPUs to work that are due, after it has published the next number in the pages of
 // their pods. asked says that somebody waits for an answer. It returns the time until the next
 // one.
-func (d *Daemon) tick(asked bool) time.Duration {
-	d.mu.Lock()
+func (d *Daemon) tick(bell *gpu.Bell, asked bool) time.Duration {
+	d.mu.LockToLook()
 	defer d.mu.Unlock()
 	now := d.mono()
 	idleDue := now-d.lastIdl >= d.cfg.SampleIdle
 	next := d.cfg.SampleIdle
+	still := true
 	var due []*gpuState
 	waits := map[string]bool{} // GPUs whose pods' numbers must stand still
 	for _, uuid := range d.order {
@@ -211,6 +241,7 @@ func (d *Daemon) tick(asked bool) time.Duration {
 		if busy {
 			period = d.period(g)
 		}
+		still = still && (g.still || !busy)
 		next = min(next, period)
 		// A tenth early is in time: timers are not exact.
 		ready := busy && (asked || now-g.sentAt >= period-period/10)
@@ -224,18 +255,51 @@ func (d *Daemon) tick(asked bool) time.Duration {
 		d.lastIdl = now
 	}
 	d.sample++
+	d.number(still, waits, now)
+	for _, g := range due {
+		g.inFlight, g.sentAt, g.sentAs, g.sentTo, g.limit = true, now, d.sample, g.sampler, d.cfg.SampleDeadline
+		d.asking = append(d.asking, g)
+		g.refused = g.sampler.Ask(bell, g.still && !asked)
+		if g.refused != nil {
+			next = 0 // it is taken at once
+		}
+	}
+	for _, g := range d.asking {
+		next = min(next, max(g.sentAt+g.limit-now, 0))
+	}
+	// Counted from when they were sent, not from when the pages were written.
+	return max(next-(d.mono()-now), time.Millisecond)
+}
+
+// beatEvery is how often heartbeats move at least: a shim takes gpufenced for away after 10 s.
+const beatEvery = time.Second / 2
+
+// number publishes the newest number in the pages of those pods whose number may move. It stands still
+// where nothing happens: what a slot's peak says is then of a longer time, none of which is lost, and
+// it has ended with the next number. still says that nothing happens anywhere.
+func (d *Daemon) number(still bool, waits map[string]bool, now time.Duration) {
+	beat := now-d.beaten >= beatEvery
+	if beat {
+		d.beaten = now
+	}
+	if still && !beat && d.allPages.runtimes == d.runtimes {
+		d.stood = now
+		return
+	}
 	pods := d.reg.Pods()
 	for i, rt := range d.allPages.of(d, pods) {
 		if rt == nil {
 			continue
 		}
-		moves := d.mayNumber(pods[i], rt, waits, now)
-		if moves {
-			rt.number, rt.numbered = d.sample, now
-		}
 		number := uint64(0)
-		if moves {
-			number = d.sample
+		switch {
+		case d.isStill(pods[i], rt):
+			rt.numbered = now
+		case d.mayNumber(pods[i], rt, waits, now):
+			rt.number, rt.numbered, number = d.sample, now, d.sample
+		}
+		if number == 0 && !beat {
+			continue
 		}
 		for _, c := range pods[i].Containers {
 			if page := rt.containers[c.Index]; page != nil {
@@ -243,15 +307,19 @@ func (d *Daemon) tick(asked bool) time.Duration {
 			}
 		}
 	}
-	for _, g := range due {
-		select {
-		case g.ticks <- d.sample:
-			g.inFlight, g.sentAt = true, now
-		default: // cannot be: nothing is in flight
+}
+
+// isStill says whether nothing has happened to a pod since its number moved last.
+func (d *Daemon) isStill(p *registry.Pod, rt *podRuntime) bool {
+	if rt.number == 0 {
+		return false
+	}
+	for _, uuid := range p.GPUs {
+		if g := d.gpus[uuid]; g == nil || !g.still {
+			return false
 		}
 	}
-	// Counted from when they were sent, not from when the pages were written.
-	return max(next-(d.mono()-now), time.Millisecond)
+	return true
 }
 
 // mayNumber says whether a pod's pages may show the next number. Slots keep peaks of two numbers
@@ -260,7 +328,7 @@ func (d *Daemon) tick(asked bool) time.Duration {
 // though, or a GPU that hangs would keep what NVML shows of the others from ever counting as
 // excess; the slow one's peaks then have a gap, and it publishes no excess.
 func (d *Daemon) mayNumber(p *registry.Pod, rt *podRuntime, waits map[string]bool, now time.Duration) bool {
-	if len(waits) == 0 || now-rt.numbered >= max(d.cfg.Settle, 3*d.cfg.Sample) {
+	if len(waits) == 0 || now-max(rt.numbered, d.stood) >= max(d.cfg.Settle, 3*d.cfg.Sample) {
 		return true
 	}
 	return !slices.ContainsFunc(p.GPUs, func(uuid string) bool { return waits[uuid] })
@@ -277,35 +345,6 @@ func (d *Daemon) period(g *gpuState) time.Duration {
 		return d.cfg.Sample
 	}
 	return min(d.cfg.Sample, max(d.cfg.Sample/4, min(fastest, d.cfg.Sample), 4*g.sample.Took))
-}
-
-// runGPU samples one GPU whenever it is told to.
-func (d *Daemon) runGPU(ctx context.Context, g *gpuState) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case n := <-g.ticks:
-			d.mu.Lock()
-			sampler, limit := g.sampler, d.cfg.SampleDeadline
-			d.mu.Unlock()
-			sctx, cancel := context.WithTimeout(ctx, limit)
-			s := sampler.Sample(sctx)
-			cancel()
-			if ctx.Err() != nil {
-				return // a sample that was cut by our own end says nothing
-			}
-			d.mu.Lock()
-			gone := g.gone
-			if gone {
-				g.inFlight = false
-			}
-			d.mu.Unlock()
-			if !gone { // else what it says is of before
-				d.step(g, n, s)
-			}
-		}
-	}
 }
 
 // selectable are the GPUs in NVML's order, then those in MIG mode, which [Daemon.wholeInMIG] refuses.

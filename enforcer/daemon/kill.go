@@ -21,6 +21,7 @@ import (
 // startKill does what must be in this step, counter and record, and hands the rest to a goroutine
 // of its own: a kill waits for nobody's lock. The caller holds mu.
 func (d *Daemon) startKill(g *gpuState, k *policy.Kill) {
+	d.mu.changed()
 	if k.Container == "" {
 		d.killForeign(g, k)
 		return

@@ -186,14 +186,11 @@ func (d *Daemon) takeDevices(ctx context.Context, devices []gpu.Device, split []
 		g := d.gpus[info.UUID]
 		if g == nil {
 			g = &gpuState{
-				machine: policy.NewGPU(info.UUID, d.pol), ticks: make(chan uint64, 1), lastKnown: d.mono(),
+				machine: policy.NewGPU(info.UUID, d.pol), lastKnown: d.mono(),
 				context: map[int]contextSeen{}, draining: map[policy.ContainerID]drain{}, foreign: map[procID]bool{},
 			}
 			d.gpus[info.UUID] = g
 			d.restoreResizes(info.UUID, g)
-			var own context.Context
-			own, g.stop = context.WithCancel(ctx)
-			d.group.Go(func() { d.runGPU(own, g) })
 		}
 		g.info, g.gone = info, false
 		g.quota = gpu.Quota(info, gpu.Reserve{Bytes: d.cfg.ReserveBytes, Share: d.cfg.ReserveShare}, d.cfg.ContextBytes)
@@ -206,7 +203,7 @@ func (d *Daemon) takeDevices(ctx context.Context, devices []gpu.Device, split []
 		if g.gone || slices.Contains(d.order, uuid) {
 			continue
 		}
-		g.gone, g.have, g.last.made = true, false, false
+		g.gone, g.have, g.last.made, g.still = true, false, false, false
 		why := fmt.Sprintf("GPU %s is not on this node any more", uuid)
 		if slices.ContainsFunc(split, func(i gpu.Info) bool { return i.UUID == uuid }) {
 			why = fmt.Sprintf("GPU %s is in MIG mode now", uuid)
@@ -236,7 +233,6 @@ func (d *Daemon) dropGone() {
 		}
 		used := slices.ContainsFunc(d.reg.Containers(), func(c *registry.Container) bool { return c.Active() && hasGPU(c, uuid) })
 		if !used {
-			g.stop()
 			delete(d.gpus, uuid)
 		}
 	}

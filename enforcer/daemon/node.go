@@ -416,7 +416,7 @@ func (d *Daemon) notifyState() {
 // ticked is called after each tick with the time until the next, which it hands on: what it
 // computes is what probes hear.
 func (d *Daemon) ticked(next time.Duration) time.Duration {
-	d.mu.Lock()
+	d.mu.LockToLook()
 	defer d.mu.Unlock()
 	d.node.tickBy.Store(int64(d.mono() + next))
 	d.judgeHealth()

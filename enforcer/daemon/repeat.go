@@ -34,6 +34,7 @@ type lastStep struct {
 	containers []policy.ContainerFact
 	pids       []int // that it has asked for
 	sample     gpu.Sample
+	changes    uint64 // of what the lock guards, when all was found to be as in the step
 	version    uint64 // of the set of registered cgroups
 	exempt     uint64
 	exits      uint64
@@ -61,7 +62,7 @@ func (d *Daemon) containerFacts(to []policy.ContainerFact, g *gpuState, pods []*
 // remember keeps what a full step went by. The caller holds mu.
 func (d *Daemon) remember(g *gpuState, pods []*registry.Pod, in *policy.Input, pids []int, learning bool) {
 	l := &g.last
-	l.made, l.at = true, in.Now
+	l.made, l.at, l.changes = true, in.Now, 0 // the step itself may have changed what it went by
 	l.count++
 	l.pods = append(l.pods[:0], pods...)
 	l.snapshots = l.snapshots[:0]
@@ -89,7 +90,12 @@ func (d *Daemon) isQuiet(g *gpuState, s *gpu.Sample, now time.Duration) bool {
 	if !l.made || l.waits || g.above || g.rising || len(d.killing) > 0 || !g.machine.Settled() || now-l.at >= stepEvery {
 		return false
 	}
-	return s.Complete() && s.MemoryErr == nil && s.Memory == l.sample.Memory && slices.Equal(s.Processes, l.sample.Processes) && slices.Equal(s.MPS, l.sample.MPS)
+	return s.Complete() && s.MemoryErr == nil && s.Memory == l.sample.Memory && sameRows(s.Processes, l.sample.Processes) && slices.Equal(s.MPS, l.sample.MPS)
+}
+
+// sameRows compares lists of processes, which nobody writes to once they are answered.
+func sameRows(a, b []gpu.Process) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) || slices.Equal(a, b)
 }
 
 // repeats says whether everything beside the sample is what the newest full step went by, too, so
@@ -97,14 +103,32 @@ func (d *Daemon) isQuiet(g *gpuState, s *gpu.Sample, now time.Duration) bool {
 // holds mu.
 func (d *Daemon) repeats(g *gpuState, number uint64, pods []*registry.Pod, pages []*podRuntime) bool {
 	l := &g.last
-	if l.version != d.facts.version || l.exempt != d.facts.exempt || !d.facts.look() || l.exits != d.facts.exits || !slices.Equal(pods, l.pods) {
+	if !d.facts.look() || l.exits != d.facts.exits {
 		return false
 	}
-	for i, p := range pods {
+	if l.changes != d.mu.changes {
+		if !d.sameFacts(g, pods, pages) {
+			return false
+		}
+		l.changes = d.mu.changes
+	}
+	for i := range pods {
 		rt := pages[i]
 		if rt == nil || rt.snapshot != l.snapshots[i] || rt.number > number { // then peaks may be missing
 			return false
 		}
+	}
+	return true
+}
+
+// sameFacts says whether pods, containers, their limits and what is to become of them are what the newest
+// full step went by. The caller holds mu.
+func (d *Daemon) sameFacts(g *gpuState, pods []*registry.Pod, pages []*podRuntime) bool {
+	l := &g.last
+	if l.version != d.facts.version || l.exempt != d.facts.exempt || !slices.Equal(pods, l.pods) {
+		return false
+	}
+	for _, p := range pods {
 		for _, c := range p.Containers {
 			if c.Kill != nil && !c.Kill.Confirmed {
 				return false

@@ -317,3 +317,86 @@ func TestSlowGPUBesideFast(t *testing.T) {
 	slow.set(p.pid, 2*gib)
 	b.eventually("the excess is published", func() bool { return b.published("a").GPU[1].ExcessBytes == 2*gib })
 }
+
+// Where nothing happens, no number begins and heartbeats are rarer, but go on. What comes and goes while a
+// number stands still explains what NVML shows of it later, like any other peak; then numbers go on.
+func TestNumberStandsStill(t *testing.T) {
+	b := newBench(t, func(c *config.Config) { c.Settle = time.Second })
+	b.start()
+	p, shim, _ := b.runShim("a", "memory.max=4Gi")
+	shim.charge(gib)
+	b.gpu.set(p.pid, gib)
+	stands := func() (at uint64) {
+		t.Helper()
+		b.eventually("the number stands still", func() bool {
+			at = b.published("a").Sample
+			b.samples(5)
+			return b.published("a").Sample == at
+		})
+		return at
+	}
+	at := stands()
+	before := b.published("a").Heartbeat
+	b.eventually("the heart goes on beating", func() bool { return b.published("a").Heartbeat > before })
+
+	// As the shim does: the charge, the peak, and the free, all of them between two looks, or not.
+	for range 3 {
+		at = stands()
+		shim.charge(3 * gib)
+		shim.put(0x80+0x18+8*int64(at&1), at<<40|3*gib/ledger.UnitBytes)
+		shim.charge(gib)
+		b.gpu.set(p.pid, 3*gib)
+		for end := time.Now().Add(400 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) { // so much NVML lags
+			if e := b.published("a").GPU[0].ExcessBytes; e != 0 {
+				t.Fatalf("an excess of %d is published", e)
+			}
+		}
+		b.gpu.set(p.pid, gib)
+		b.eventually("a number begins", func() bool { return b.published("a").Sample > at })
+	}
+
+	// What only the ledger tells is found, too: NVML goes on to say what it said.
+	stands()
+	shim.charge(2 * gib)
+	b.eventually("the charge is seen", func() bool { return b.view("a").GPUs[0].Ledger == 2*gib })
+	// And what no slot explains.
+	stands()
+	b.gpu.set(p.pid, 3*gib)
+	b.eventually("the excess is published", func() bool { return b.published("a").GPU[0].ExcessBytes == gib })
+}
+
+// Whatever may have been changed under the lock makes the next sample be compared with everything.
+func TestChangesAreSeen(t *testing.T) {
+	var l lock
+	l.Lock()
+	l.Unlock() //nolint:staticcheck // it is the count that matters
+	l.LockToLook()
+	if l.changes != 1 {
+		t.Errorf("%d changes were counted", l.changes)
+	}
+	l.Unlock()
+
+	b := newBench(t)
+	b.start()
+	p := b.run(request("a", "memory.max=4Gi"))
+	b.gpu.set(p.pid, gib)
+	b.eventually("a sample says nothing new", func() bool {
+		b.d.mu.LockToLook()
+		defer b.d.mu.Unlock()
+		g, pods := b.d.gpus[uuid0], b.d.reg.PodsOn(uuid0)
+		repeats := func() bool { return b.d.repeats(g, b.d.sample+1, pods, g.pages.of(b.d, pods)) }
+		if !g.still || !repeats() {
+			return false
+		}
+		c, err := b.d.reg.Find("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Priority++
+		b.d.mu.changed() // as whoever locks to change
+		if repeats() {
+			t.Error("a change is left out")
+		}
+		return true
+	})
+}

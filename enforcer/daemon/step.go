@@ -19,27 +19,31 @@ import (
 
 // step takes one sample of a GPU to its consequences.
 func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
-	d.mu.Lock()
+	d.mu.LockToLook()
 	defer d.mu.Unlock()
-	if d.closed {
+	d.asking = slices.DeleteFunc(d.asking, func(o *gpuState) bool { return o == g })
+	g.inFlight = false
+	if d.closed || g.gone { // then it says what was before
 		return
 	}
 	uuid := g.info.UUID
 	before := g.sample.Processes
-	g.inFlight, g.have = false, true
+	g.have = true
 	pods := d.reg.PodsOn(uuid)
 	pages := g.pages.of(d, pods)
 	now := d.mono()
 	quiet := d.isQuiet(g, &s, now)
 	for i, p := range pods {
 		if rt := pages[i]; rt != nil && rt.pages != nil {
-			d.lookAtLedger(p, rt, quiet)
+			d.lookAtLedger(p, rt, g.lookFor(quiet, rt, number))
 		}
 	}
-	if quiet && d.repeats(g, number, pods, pages) {
+	g.still = quiet && d.repeats(g, number, pods, pages)
+	if g.still {
 		d.repeat(g, number, s, now)
 		return
 	}
+	d.mu.changed()
 	g.sample, g.number = s, number
 	in := policy.Input{Sample: sampleFact(number, s)}
 	info := sampleInfo(number, s)
@@ -129,6 +133,18 @@ func (d *Daemon) step(g *gpuState, number uint64, s gpu.Sample) {
 	g.above = above
 	d.remember(g, pods, &in, pids, learning)
 	d.notify()
+}
+
+// lookFor is how closely a pod's ledger is looked at: not where nothing speaks for a change. Slots wait
+// for another look only where no number has begun in the pages since the last.
+func (g *gpuState) lookFor(quiet bool, rt *podRuntime, number uint64) func(*ledger.Ledger, int) (*ledger.Snapshot, error) {
+	switch {
+	case !quiet:
+		return (*ledger.Ledger).SnapshotOf
+	case g.still && rt.number < number:
+		return (*ledger.Ledger).PeekOf
+	}
+	return (*ledger.Ledger).GlanceOf
 }
 
 // isAbove says whether the processes of a container or pod hold more than its limit and the slack.

@@ -41,7 +41,7 @@ func (d *Daemon) thawLeft() {
 // runFreezer slows containers above memory.high whose processes no shim slows.
 func (d *Daemon) runFreezer(ctx context.Context) {
 	for {
-		d.mu.Lock()
+		d.mu.LockToLook()
 		slice, share := d.cfg.FreezeSlice, d.cfg.FreezeShare
 		period := freezePeriod(slice, share)
 		if d.pol.FreezeShare <= 0 && len(d.freezing) == 0 {

@@ -6,8 +6,8 @@
 //   - "Not available" is unknown: neither 0 nor 16 EiB. So is a size above the device's.
 //   - A sample says which of the three process lists failed, when its NVML calls began and how
 //     long they took; nobody may decide on an incomplete one.
-//   - A call that hangs degrades its own GPU only: [Sampler.Sample] returns at its deadline, and
-//     refuses until the call is back, so that hung calls do not pile up.
+//   - A call that hangs degrades its own GPU only: nobody waits inside of a [Sampler], which refuses
+//     until the call is back, so that hung calls do not pile up.
 //
 // Everything behind [Library] and [Device] may block in the driver for as long as it likes; call
 // it through a [Sampler] wherever somebody waits.

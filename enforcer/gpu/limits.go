@@ -64,11 +64,10 @@ func (d *device) guarded(call func() error) error {
 	if !d.hasLimits {
 		return fmt.Errorf("libnvidia-ml has no nvmlDeviceSetMemoryLimits_v1: %w", ErrNoLimits)
 	}
-	if d.asked != nil {
-		c := d.asked.calls
-		c.mu.RLock()
-		defer c.mu.RUnlock()
-		if c.c == nil {
+	if d.calls != nil {
+		d.calls.mu.RLock()
+		defer d.calls.mu.RUnlock()
+		if d.calls.c == nil {
 			return fmt.Errorf("ask NVML: %w", fs.ErrClosed)
 		}
 	}

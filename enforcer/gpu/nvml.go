@@ -5,6 +5,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -102,8 +103,8 @@ func (l *library) Devices() ([]Device, error) {
 		if err == nil {
 			err = d.describe(i)
 		}
-		if err == nil && l.calls != nil {
-			d.asked = l.calls.device(d.info.UUID)
+		if l.calls.has() {
+			d.calls = l.calls
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("list GPU %d: %w", i, err))
@@ -111,7 +112,7 @@ func (l *library) Devices() ([]Device, error) {
 		}
 		out = append(out, d)
 		if d.info.MIG {
-			instances, err := d.instances(l.calls)
+			instances, err := d.instances()
 			out = append(out, instances...)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("list MIG instances of GPU %d: %w", i, err))
@@ -122,7 +123,7 @@ func (l *library) Devices() ([]Device, error) {
 }
 
 // instances are the MIG instances of a GPU in MIG mode. There may be none. Indices may have gaps.
-func (d *device) instances(c *calls) ([]Device, error) {
+func (d *device) instances() ([]Device, error) {
 	n, r := d.nvml.GetMaxMigDeviceCount()
 	if err := check("nvmlDeviceGetMaxMigDeviceCount", r); err != nil {
 		return nil, err
@@ -135,12 +136,9 @@ func (d *device) instances(c *calls) ([]Device, error) {
 			continue
 		}
 		err := check("nvmlDeviceGetMigDeviceHandleByIndex", r)
-		m := &device{nvml: handle, mps: d.mps, memoryV2: d.memoryV2, hasLimits: d.hasLimits}
+		m := &device{nvml: handle, mps: d.mps, memoryV2: d.memoryV2, hasLimits: d.hasLimits, calls: d.calls}
 		if err == nil {
 			err = m.describeInstance(d.info, index, n)
-		}
-		if err == nil && c != nil {
-			m.asked = c.device(m.info.UUID)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("instance %d: %w", index, err))
@@ -157,8 +155,12 @@ type device struct {
 	memoryV2  bool
 	hasLimits bool // the library can limit the memory of cgroups
 	info      Info
-	instance  int    // id of the GPU instance whose processes are meant; -1: all of them
-	asked     *asked // nil: by the binding only
+	instance  int // id of the GPU instance whose processes are meant; -1: all of them
+
+	calls  *calls     // nil: the binding's are used only
+	thread sync.Mutex // guards what follows
+	asked  *asked     // nil: not yet. A list of GPUs that is only looked through starts no threads.
+	unable bool       // to be asked by a thread
 }
 
 func (d *device) Info() Info { return d.info }

@@ -4,7 +4,6 @@ package gpu
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,12 +12,15 @@ import (
 	"github.com/gpufence/gpufence/enforcer/monotonic"
 )
 
-// Sampler samples one GPU with a deadline. Its method may be called from several goroutines.
+// Sampler samples one GPU without waiting for it. Its methods may be called from several goroutines.
 type Sampler struct {
 	device Device
 	mu     sync.Mutex
 	busy   bool
-	since  time.Duration // when the running sample began
+	since  time.Duration // when the running sample was asked for
+	bell   *Bell         // of the running sample
+	thread bool          // the device's own thread takes it
+	done   *Sample       // nil: it is in progress, or that thread has it
 }
 
 // NewSampler makes the sampler of a GPU.
@@ -27,51 +29,120 @@ func NewSampler(d Device) *Sampler { return &Sampler{device: d} }
 // Device is the GPU that it samples.
 func (s *Sampler) Device() Device { return s.device }
 
-// Sample asks for all lists and the memory. It returns when ctx ends at the latest, then with
-// Err wrapping [ErrHung]; while a call of an earlier sample has not returned, it refuses at once
-// with the same, so there is never more than one goroutine in the driver for a GPU.
-func (s *Sampler) Sample(ctx context.Context) Sample {
-	began := monotonic.Now()
-	uuid := s.device.Info().UUID
+// Ask begins a sample of all lists and the memory. The bell rings when it can be taken. Whoever is
+// patient may hear of an answer that says what the last one said only with the last of those that the
+// bell was given for, so that many GPUs on which nothing happens wake him once.
+// While a call of an earlier sample has not returned, that is [ErrHung], so there is never more than one
+// thread in the driver for a GPU; what an earlier one has answered that nobody took is dropped.
+func (s *Sampler) Ask(bell *Bell, patient bool) error {
 	s.mu.Lock()
-	if s.busy {
-		since := s.since
-		s.mu.Unlock()
-		return Sample{UUID: uuid, Began: began, Wall: time.Now(), Err: fmt.Errorf("sample %s: %w since %v", uuid, ErrHung, (began - since).Round(time.Millisecond))}
+	defer s.mu.Unlock()
+	if _, there := s.take(); s.busy && !there {
+		return fmt.Errorf("sample %s: %w since %v", s.device.Info().UUID, ErrHung, (monotonic.Now() - s.since).Round(time.Millisecond))
 	}
-	s.busy, s.since = true, began
-	s.mu.Unlock()
+	s.busy, s.since, s.bell, s.thread = true, monotonic.Now(), bell, false
+	if d, can := s.device.(asker); can {
+		begun, err := d.ask(bell, patient)
+		switch {
+		case begun:
+			s.thread = true
+			return nil
+		case err != nil:
+			failed := s.Without(err, s.since)
+			s.done = &failed
+			bell.ring()
+			return nil
+		}
+	}
+	s.begin()
+	return nil
+}
 
-	// Room for one, so that a late answer does not keep the goroutine.
-	done := make(chan Sample, 1)
+// begin lets a goroutine take the sample. The caller holds mu.
+func (s *Sampler) begin() {
+	bell := s.bell
 	go func() {
 		sample := take(s.device)
 		s.mu.Lock()
-		s.busy = false
+		s.done = &sample
 		s.mu.Unlock()
-		done <- sample
+		bell.ring()
 	}()
-	select {
-	case sample := <-done:
-		return sample
-	case <-ctx.Done():
+}
+
+// Take gives the sample that was asked for, once it is there.
+func (s *Sampler) Take() (sample Sample, there bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.take()
+}
+
+func (s *Sampler) take() (sample Sample, there bool) {
+	if !s.busy {
+		return sample, false
 	}
-	return Sample{UUID: uuid, Began: began, Took: monotonic.Now() - began, Wall: time.Now(), Err: fmt.Errorf("sample %s: %w: %w", uuid, ErrHung, context.Cause(ctx))}
+	if d, can := s.device.(asker); can && s.thread {
+		var able bool
+		if sample, there, able = d.answered(); !able {
+			s.thread = false
+			s.begin()
+			return Sample{}, false
+		}
+	} else if s.done != nil {
+		sample, there = *s.done, true
+	}
+	if there {
+		s.busy, s.done, s.bell = false, nil, nil
+	}
+	return sample, there
+}
+
+// Without is the sample of whoever has none and waits no longer for what he has asked for then.
+func (s *Sampler) Without(why error, began time.Duration) Sample {
+	return Sample{UUID: s.device.Info().UUID, Began: began, Took: monotonic.Now() - began, Wall: wallOf(began), Err: why}
+}
+
+// wallOf is what the wall clock said at a time not long ago.
+func wallOf(at time.Duration) time.Time { return time.Now().Add(at - monotonic.Now()) }
+
+// asker is a device that has a thread of its own, which asks it.
+type asker interface {
+	// ask begins a sample; not begun without an error says that it cannot, after all.
+	ask(bell *Bell, patient bool) (begun bool, err error)
+	// answered gives the sample if it is there; not able says that it cannot be had this way.
+	answered() (s Sample, there, able bool)
 }
 
 // take asks a device for everything. A panic in the binding (an answer longer than its buffer)
 // is a failed sample.
 func take(d Device) (s Sample) {
-	s = Sample{UUID: d.Info().UUID, Began: monotonic.Now(), Wall: time.Now()}
+	began := monotonic.Now()
 	defer func() {
-		s.Took = monotonic.Now() - s.Began
 		if r := recover(); r != nil {
-			s.Processes, s.MPS, s.Failed = nil, nil, nil
+			s = Sample{UUID: d.Info().UUID, Began: began, Took: monotonic.Now() - began, Wall: wallOf(began)}
 			s.Err = fmt.Errorf("sample %s: NVML's answer cannot be read: %v", s.UUID, r)
 		}
 	}()
+	var a Answer
 	// The process lists first: a limit is judged by them, and Began is theirs.
-	a := askAll(d)
+	for i, list := range Lists {
+		a.Rows[i], a.Err[i] = d.Processes(list)
+	}
+	a.Memory, a.MemoryErr = d.Memory()
+	return sampleOf(d.Info(), &a, began, monotonic.Now()-began)
+}
+
+// Answer is everything that a sample asks a device for, the lists as [Lists] has them.
+type Answer struct {
+	Rows      [len(Lists)][]Process
+	Err       [len(Lists)]error
+	Memory    Memory
+	MemoryErr error
+}
+
+// sampleOf judges an answer.
+func sampleOf(info Info, a *Answer, began, took time.Duration) (s Sample) {
+	s = Sample{UUID: info.UUID, Began: began, Took: took, Wall: wallOf(began)}
 	rows := 0
 	for i, list := range Lists {
 		if a.Err[i] == nil {
@@ -114,7 +185,7 @@ func take(d Device) (s Sample) {
 	}
 	capacity := s.Memory.TotalBytes
 	if capacity == 0 {
-		capacity = d.Info().TotalBytes
+		capacity = info.TotalBytes
 	}
 	s.Processes = merge(s.Processes)
 	for i := range s.Processes {
@@ -147,42 +218,6 @@ func merge(rows []Process) []Process {
 		}
 	}
 	return out
-}
-
-// Answer is everything that a sample asks a device for, the lists as [Lists] has them.
-type Answer struct {
-	Rows      [len(Lists)][]Process
-	Err       [len(Lists)]error
-	Memory    Memory
-	MemoryErr error
-}
-
-// failed is an answer in which nothing was answered.
-func (a Answer) failed(err error) Answer {
-	for i := range a.Err {
-		a.Err[i] = err
-	}
-	a.MemoryErr = err
-	return a
-}
-
-// answerer is a device that can be asked for everything at once.
-type answerer interface {
-	// Answer is not ok if it cannot, after all.
-	Answer() (a Answer, ok bool)
-}
-
-func askAll(d Device) (a Answer) {
-	if all, can := d.(answerer); can {
-		if a, ok := all.Answer(); ok {
-			return a
-		}
-	}
-	for i, list := range Lists {
-		a.Rows[i], a.Err[i] = d.Processes(list)
-	}
-	a.Memory, a.MemoryErr = d.Memory()
-	return a
 }
 
 // broken says why a device's account cannot be.

@@ -44,16 +44,29 @@ type Ledger struct {
 	// must be read at all; under a pod that cuts the file that is an error, as everywhere.
 	page  *mapping
 	looks int // at the mapping since everything was compared
-	// glances are those that may leave heads out, since one that did not.
-	glances int
+	// glances are those that may leave heads out, since one that did not; peeks those that may leave
+	// slots out.
+	glances, peeks int
 }
 
 const (
 	// wholeEvery is how many looks compare only what belongs to GPUs that the pod has, before one
-	// compares all and the size of the file.
-	wholeEvery = 16
+	// compares all; sizeEvery how many leave out the size of the file.
+	wholeEvery = 64
+	sizeEvery  = 16
 	// headsEvery is how many glances there are to one that compares the heads of slots, too.
 	headsEvery = 4
+	// slotsEvery is how many peeks there are to one that compares slots, too.
+	slotsEvery = 3
+)
+
+// closeness is how much of a ledger is compared to see whether it has changed.
+type closeness int
+
+const (
+	closely  closeness = iota // all that belongs to the pod's GPUs
+	aGlance                   // the heads of slots hardly ever
+	onlyPeek                  // slots hardly ever
 )
 
 // scratch are buffers to read a ledger into.
@@ -120,16 +133,21 @@ func (l *Ledger) Snapshot() (*Snapshot, error) { return l.SnapshotOf(GPUs) }
 
 // SnapshotOf is for a pod that has only the first so many GPUs: what a pod scribbles where nothing
 // belongs is found a little later.
-func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, false) }
+func (l *Ledger) SnapshotOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, closely) }
 
 // GlanceOf is [Ledger.SnapshotOf] for when nothing else speaks for a change: what changes in the head
 // of a slot alone is found a little later. Whoever charges, gives back or is refused changes what the
 // slot says of the GPU; what changes in heads alone is how often memory was allocated, what is
 // imported, and who has a slot that has charged nothing yet. So is what is in the overflow slot while
 // there are slots that nobody has had yet.
-func (l *Ledger) GlanceOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, true) }
+func (l *Ledger) GlanceOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, aGlance) }
 
-func (l *Ledger) snapshot(gpus int, glance bool) (*Snapshot, error) {
+// PeekOf is [Ledger.GlanceOf] for when the number of the sample, too, has stood still in all limits
+// pages of the pod since slots were looked at last: they are looked at every third time, and lose no
+// peak meanwhile. What the shims ask for is in the header, which is looked at each time.
+func (l *Ledger) PeekOf(gpus int) (*Snapshot, error) { return l.snapshot(gpus, onlyPeek) }
+
+func (l *Ledger) snapshot(gpus int, look closeness) (*Snapshot, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
@@ -137,7 +155,7 @@ func (l *Ledger) snapshot(gpus int, glance bool) (*Snapshot, error) {
 	}
 	var err error
 	for range snapshotTries {
-		if err = l.read(gpus, glance); err == nil {
+		if err = l.read(gpus, look); err == nil {
 			return l.last, nil
 		}
 		l.last = nil
@@ -149,19 +167,20 @@ func (l *Ledger) snapshot(gpus int, glance bool) (*Snapshot, error) {
 }
 
 // unchanged says that the ledger is, byte for byte, what it was when it was read last, as far as the
-// first GPUs go, and for a glance without heads.
-func (l *Ledger) unchanged(gpus int, glance bool) bool {
+// first GPUs go, and as closely as it is looked at.
+func (l *Ledger) unchanged(gpus int, look closeness) bool {
 	if l.last == nil || len(l.kept) != headerBytes+l.high*slotBytes+slotBytes {
 		return false
 	}
-	if l.looks++; l.looks >= wholeEvery || gpus >= GPUs {
+	l.looks++
+	whole := l.looks >= wholeEvery || gpus >= GPUs
+	if whole || l.looks%sizeEvery == 0 {
 		var info unix.Stat_t
 		// It cannot block, so Go's scheduler need not know: that would wake its monitor each time.
 		_, _, failed := unix.RawSyscall(unix.SYS_FSTAT, l.file.Fd(), uintptr(unsafe.Pointer(&info)), 0) //nolint:gosec // the kernel's struct
 		if failed != 0 || info.Size != l.size {
 			return false // reading says what is wrong
 		}
-		l.looks, gpus = 0, GPUs
 	}
 	if l.page == nil {
 		m, err := mapToRead(l.file, int(l.size))
@@ -170,31 +189,56 @@ func (l *Ledger) unchanged(gpus int, glance bool) bool {
 		}
 		l.page = m
 	}
-	want, from, size := l.kept, 0, slotBytes
-	if l.glances++; !glance || gpus >= GPUs || l.glances >= headsEvery {
-		glance, l.glances = false, 0
+	if whole {
+		l.looks, gpus, look = 0, GPUs, closely
 	}
-	if gpus < GPUs {
+	look = l.closer(look)
+	want, from, size := l.kept, 0, slotBytes
+	switch {
+	case look == aGlance:
+		l.cut(gpus)
+		want, from, size = l.glanced, slotGPU, gpus*slotGPUBytes
+	case gpus < GPUs:
 		l.cut(gpus)
 		want, size = l.front, slotGPU+gpus*slotGPUBytes
-	}
-	if glance {
-		want, from, size = l.glanced, slotGPU, gpus*slotGPUBytes
 	}
 	same := false
 	err := l.page.guarded(func() error {
 		same = l.page.same(0, want[:headerBytes])
+		if look == onlyPeek {
+			return nil
+		}
 		slots := want[headerBytes:]
 		for i := 0; i < l.high && same; i++ {
 			same = l.page.same(int(slotOffset(i))+from, slots[i*size:][:size])
 		}
 		// It is on a page of its own, and only used when all slots are.
-		if !glance || l.high == l.slots {
+		if look == closely || l.high == l.slots {
 			same = same && l.page.same(int(slotOffset(l.slots))+from, slots[l.high*size:])
 		}
 		return nil
 	})
 	return err == nil && same
+}
+
+// closer lets every few peeks be a glance, and every few glances a close look. A glance among peeks
+// counts for two: it comes more rarely.
+func (l *Ledger) closer(look closeness) closeness {
+	if look == onlyPeek {
+		if l.peeks++; l.peeks < slotsEvery {
+			return onlyPeek
+		}
+		look = aGlance
+		l.glances++
+	}
+	l.peeks = 0
+	if look == aGlance {
+		if l.glances++; l.glances < headsEvery {
+			return aGlance
+		}
+	}
+	l.glances = 0
+	return closely
 }
 
 // cut makes what is compared for so many GPUs out of what was read.
@@ -210,11 +254,11 @@ func (l *Ledger) cut(gpus int) {
 	}
 }
 
-func (l *Ledger) read(gpus int, glance bool) error {
-	if l.unchanged(gpus, glance) {
+func (l *Ledger) read(gpus int, look closeness) error {
+	if l.unchanged(gpus, look) {
 		return nil
 	}
-	l.looks, l.glances = 0, 0
+	l.looks, l.glances, l.peeks = 0, 0, 0
 	buffer, ok := scratch.Get().(*[]byte)
 	if !ok {
 		buffer = new([]byte)
@@ -431,7 +475,7 @@ func (l *Ledger) withSlot(slot int, f func(m *mapping, base int) error) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, m.unmap()) }()
-	l.glances = headsEvery // what we change is seen at once
+	l.glances, l.peeks = headsEvery, slotsEvery // what we change is seen at once
 	return m.guarded(func() error { return f(m, int(slotOffset(slot)-from)) })
 }
 

@@ -1199,26 +1199,32 @@ func TestSnapshotAgain(t *testing.T) {
 	}
 }
 
-// A glance may find late what is in the head of a slot alone, and nothing else; and what we have
-// changed ourselves never.
+// A glance may find late what is in the head of a slot alone, a peek what is in a slot, and nothing
+// else; and what we have changed ourselves never.
 func TestGlance(t *testing.T) {
 	word := func(at int64, word uint64) func(*testing.T, *Pod) {
 		return func(t *testing.T, p *Pod) { writeWord(t, p.LedgerPath(), at, word) }
 	}
+	const (
+		header = iota // what is looked at each time
+		ours          // what we have changed ourselves, of which a look knows
+		charges
+		heads
+	)
 	for name, c := range map[string]struct {
 		change func(*testing.T, *Pod)
-		late   bool
+		where  int
 	}{
-		"a charge":                              {change: word(slotOffset(1)+slotGPU+slotGPUDevice, 1<<unitsBits|4)},
-		"a peak":                                {change: word(slotOffset(0)+slotGPU+slotGPUPeak+8, 9<<unitsBits|4)},
-		"a refusal":                             {change: word(slotOffset(1)+slotGPU+slotGPUEventsMax, 1)},
-		"the high slot":                         {change: word(headerHighSlot, 3)},
-		"a request":                             {change: word(headerReclaimRequest, 3)},
-		"marked by us":                          {change: func(t *testing.T, p *Pod) { noError(t, p.Ledger().MarkDying(1, 1)) }},
-		"reclaimed by us":                       {change: func(t *testing.T, p *Pod) { noError(t, p.Ledger().Reclaim(0, 1, true)) }},
-		"imports":                               {change: word(slotOffset(1)+slotImports, 1), late: true},
-		"an owner":                              {change: word(slotOffset(0)+slotOwner, 0), late: true},
-		"an unfounded use of the overflow slot": {change: word(slotOffset(8)+slotGPU+slotGPUDevice, 4), late: true},
+		"a charge":                              {word(slotOffset(1)+slotGPU+slotGPUDevice, 1<<unitsBits|4), charges},
+		"a peak":                                {word(slotOffset(0)+slotGPU+slotGPUPeak+8, 9<<unitsBits|4), charges},
+		"a refusal":                             {word(slotOffset(1)+slotGPU+slotGPUEventsMax, 1), charges},
+		"the high slot":                         {word(headerHighSlot, 3), header},
+		"a request":                             {word(headerReclaimRequest, 3), header},
+		"marked by us":                          {func(t *testing.T, p *Pod) { noError(t, p.Ledger().MarkDying(1, 1)) }, ours},
+		"reclaimed by us":                       {func(t *testing.T, p *Pod) { noError(t, p.Ledger().Reclaim(0, 1, true)) }, ours},
+		"imports":                               {word(slotOffset(1)+slotImports, 1), heads},
+		"an owner":                              {word(slotOffset(0)+slotOwner, 0), heads},
+		"an unfounded use of the overflow slot": {word(slotOffset(8)+slotGPU+slotGPUDevice, 4), heads},
 	} {
 		made := func(t *testing.T) *Pod {
 			p, err := CreatePod(t.TempDir(), Options{Plain: true, Slots: 8})
@@ -1230,43 +1236,67 @@ func TestGlance(t *testing.T) {
 			}
 			return p
 		}
-		for before := range wholeEvery { // wherever it stands between two glances that look at more
-			t.Run(fmt.Sprint(name, " after ", before), func(t *testing.T) {
+		for _, l := range []struct {
+			name string
+			look func(*Ledger) (*Snapshot, error)
+			most [heads + 1]int // looks until it is found
+		}{
+			{"glance", func(l *Ledger) (*Snapshot, error) { return l.GlanceOf(1) }, [...]int{1, 1, 1, headsEvery}},
+			{"peek", func(l *Ledger) (*Snapshot, error) { return l.PeekOf(1) }, [...]int{1, 1, slotsEvery, 2 * slotsEvery}},
+		} {
+			for before := range wholeEvery { // wherever it stands between two looks that look at more
+				t.Run(fmt.Sprint(name, " by a ", l.name, " after ", before), func(t *testing.T) {
+					p := made(t)
+					defer p.Close()
+					first, err := l.look(p.Ledger())
+					noError(t, err)
+					for range before {
+						if again, err := l.look(p.Ledger()); err != nil || again != first {
+							t.Fatalf("%p, %v, want %p", again, err, first)
+						}
+					}
+					c.change(t, p)
+					looks := 0
+					for now := first; now == first && looks <= l.most[c.where]; looks++ {
+						now, err = l.look(p.Ledger())
+						noError(t, err)
+					}
+					if looks > l.most[c.where] {
+						t.Errorf("it was not found by look %d", l.most[c.where])
+					}
+				})
+			}
+			t.Run(name+" in a snapshot after a "+l.name, func(t *testing.T) {
 				p := made(t)
 				defer p.Close()
-				first, err := p.Ledger().GlanceOf(1)
+				first, err := p.Ledger().SnapshotOf(1)
 				noError(t, err)
-				for range before {
-					if again, err := p.Ledger().GlanceOf(1); err != nil || again != first {
-						t.Fatalf("%p, %v, want %p", again, err, first)
-					}
-				}
-				c.change(t, p)
-				looks := 0
-				for now := first; now == first && looks <= headsEvery; looks++ {
-					now, err = p.Ledger().GlanceOf(1)
+				for range 2 {
+					_, err = l.look(p.Ledger())
 					noError(t, err)
 				}
-				if looks > headsEvery || looks > 1 && !c.late {
-					t.Errorf("it was found at look %d", looks)
+				c.change(t, p)
+				if now, err := p.Ledger().SnapshotOf(1); err != nil || now == first {
+					t.Errorf("%p, %v", now, err)
 				}
 			})
 		}
-		t.Run(name+" in a snapshot", func(t *testing.T) {
-			p := made(t)
-			defer p.Close()
-			first, err := p.Ledger().SnapshotOf(1)
-			noError(t, err)
-			for range 2 {
-				_, err = p.Ledger().GlanceOf(1)
-				noError(t, err)
-			}
-			c.change(t, p)
-			if now, err := p.Ledger().SnapshotOf(1); err != nil || now == first {
-				t.Errorf("%p, %v", now, err)
-			}
-		})
 	}
+	t.Run("a glance sees what peeks have left out", func(t *testing.T) {
+		p, err := CreatePod(t.TempDir(), Options{Plain: true, Slots: 8})
+		noError(t, err)
+		defer p.Close()
+		writeWord(t, p.LedgerPath(), headerHighSlot, 1)
+		first, err := p.Ledger().PeekOf(1)
+		noError(t, err)
+		writeWord(t, p.LedgerPath(), slotOffset(0)+slotGPU+slotGPUDevice, 4)
+		if now, err := p.Ledger().PeekOf(1); err != nil || now != first {
+			t.Fatalf("%p, %v: a peek looks at slots", now, err)
+		}
+		if now, err := p.Ledger().GlanceOf(1); err != nil || now == first {
+			t.Errorf("%p, %v", now, err)
+		}
+	})
 	t.Run("the overflow slot when all slots are used", func(t *testing.T) {
 		p, err := CreatePod(t.TempDir(), Options{Plain: true, Slots: 8})
 		noError(t, err)
