@@ -53,6 +53,7 @@ const (
 	ReasonNoCgroup2    Reason = "no-cgroup2"   // containers cannot be told apart
 	ReasonCanary       Reason = "canary"       // attached, but it does not hold
 	ReasonNoCopies     Reason = "no-copies"    // the driver's own copies cannot be watched
+	ReasonByName       Reason = "by-name"      // they are watched by name only
 	ReasonFmodRet      Reason = "fmod-ret"     // bpf is not among the security modules
 	ReasonMissed       Reason = "missed"       // the kernel left out runs of the programs
 	ReasonHeapOpen     Reason = "heap-open"    // allocation calls of which no kernel copy can be seen are let through

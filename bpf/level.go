@@ -2,11 +2,14 @@
 
 package bpf
 
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
 // Level is what may be relied on, for what passes through the driver's requests.
 type Level string
-
-// ReasonByName is that copies are watched by name only.
-const ReasonByName Reason = "by-name"
 
 // Levels.
 const (
@@ -15,8 +18,9 @@ const (
 	LevelAudit  Level = "audit"  // nothing is refused
 )
 
-// LevelOf says the level that a gate, whose canary was refused, has, and why it has no better one.
-func LevelOf(carrier Carrier, copies Copies, s Settings, enforced bool, misses uint64) (Level, *Error) {
+// LevelOf says the level that a gate, whose canary was refused, has on a kernel of some release ("6.12.9-amd64"),
+// and why it has no better one.
+func LevelOf(carrier Carrier, copies Copies, s Settings, enforced bool, misses uint64, release string) (Level, *Error) {
 	switch {
 	case !enforced:
 		return LevelAudit, &Error{Reason: ReasonAudit, What: "node policy, or a driver whose requests nobody has recorded, lets it count only"}
@@ -28,6 +32,8 @@ func LevelOf(carrier Carrier, copies Copies, s Settings, enforced bool, misses u
 		// A probe by name is left out while another task's call into BPF is put off on the same CPU, and kernels
 		// before 6.7 do not count that.
 		return LevelEntry, &Error{Reason: ReasonByName, What: "the driver's module does not describe its types, and the kernel may leave out a look at its copies by name"}
+	case leavesOutLooks(release):
+		return LevelEntry, &Error{Reason: ReasonTooOld, What: "kernels before 6.2 may leave out a look at the driver's copies and not count it (this is " + release + ")"}
 	case !s.CloseHeap:
 		return LevelEntry, &Error{Reason: ReasonHeapOpen, What: "the driver's older allocation calls, whose copies cannot be watched, are open"}
 	case s.CreditFrees:
@@ -36,4 +42,24 @@ func LevelOf(carrier Carrier, copies Copies, s Settings, enforced bool, misses u
 		return LevelEntry, &Error{Reason: ReasonMissed, What: "the kernel left out runs of the programs that watch copies"}
 	}
 	return LevelStrict, nil
+}
+
+// leavesOutLooks says whether a task's storage may be withheld from a look since another task, put off on the same CPU,
+// is in the middle of its own: bpf_task_storage_get then gives nothing before Linux 6.2, where its form that
+// cannot be disturbed came. A release that cannot be read is taken for such a kernel.
+func leavesOutLooks(release string) bool {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return true
+	}
+	return major < 6 || major == 6 && minor < 2
+}
+
+// Release is the release of the kernel that the gate is in, as uname(2) gives it; empty where it gives none.
+func (*Gate) Release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
 }

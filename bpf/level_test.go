@@ -27,9 +27,22 @@ func TestLevelOf(t *testing.T) {
 		{"missed", CarrierLSM, CopiesBTF, strict, true, 1, LevelEntry, ReasonMissed},
 		{"audit", CarrierLSM, CopiesBTF, strict, false, 0, LevelAudit, ReasonAudit},
 	} {
-		got, why := LevelOf(tt.carrier, tt.copies, tt.s, tt.enforced, tt.misses)
+		got, why := LevelOf(tt.carrier, tt.copies, tt.s, tt.enforced, tt.misses, "6.12.117+deb12-amd64")
 		if got != tt.want || (why == nil) != (tt.why == "") || why != nil && why.Reason != tt.why {
 			t.Errorf("%s: %s, %v", tt.name, got, why)
+		}
+	}
+}
+
+func TestLevelOfOldKernels(t *testing.T) {
+	s := Settings{Commits: true, KillRaces: true, CloseHeap: true}
+	for release, want := range map[string]Level{
+		"6.2.0-rc1": LevelStrict, "6.10.3-generic": LevelStrict, "7.0": LevelStrict,
+		"6.1.0-57-amd64": LevelEntry, "5.14.0-503.el9.x86_64": LevelEntry, "": LevelEntry, "unknown": LevelEntry,
+	} {
+		level, why := LevelOf(CarrierLSM, CopiesBTF, s, true, 0, release)
+		if level != want || (want == LevelEntry) != (why != nil && why.Reason == ReasonTooOld) {
+			t.Errorf("%q: %s, %v, want %s", release, level, why, want)
 		}
 	}
 }

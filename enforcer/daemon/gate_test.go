@@ -45,6 +45,7 @@ func (k *gateKernel) AttachCopies() (bpf.Copies, error) { return bpf.CopiesBTF, 
 func (k *gateKernel) ReleaseCopies() error              { return nil }
 func (k *gateKernel) Carrier() bpf.Carrier              { return bpf.CarrierLSM }
 func (k *gateKernel) Copies() bpf.Copies                { return bpf.CopiesBTF }
+func (k *gateKernel) Release() string                   { return "6.12.0" }
 func (k *gateKernel) Misses() (uint64, error)           { return 0, nil }
 func (k *gateKernel) Close() error                      { return nil }
 func (k *gateKernel) DropPolicy(c uint64) error {

@@ -39,6 +39,7 @@ type GateKernel interface {
 	ReleaseCopies() error
 	Carrier() bpf.Carrier
 	Copies() bpf.Copies
+	Release() string
 	Misses() (uint64, error)
 	Managed() ([]uint64, error)
 	Events(ctx context.Context, f func(bpf.Event)) error
@@ -103,7 +104,10 @@ type gateHold struct {
 
 // Open opens the gate and has its canary refused; where there is none, the state says why.
 func (f *Gate) Open(ctx context.Context) {
-	kernel, absent := openKernel(ctx, f.opts)
+	f.mu.Lock()
+	opts := f.opts
+	f.mu.Unlock()
+	kernel, absent := openKernel(ctx, opts) // takes seconds where a canary hangs
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.kernel, f.absent = kernel, absent
@@ -350,7 +354,7 @@ func (f *Gate) level() (bpf.Level, string) {
 	if err != nil {
 		return bpf.LevelAudit, err.Error()
 	}
-	l, why := bpf.LevelOf(f.kernel.Carrier(), f.kernel.Copies(), f.settings, f.enforced, misses)
+	l, why := bpf.LevelOf(f.kernel.Carrier(), f.kernel.Copies(), f.settings, f.enforced, misses, f.kernel.Release())
 	if why != nil {
 		return l, why.Error()
 	}

@@ -48,6 +48,7 @@ func (f *fakeGate) AttachCopies() (bpf.Copies, error) { f.copies = bpf.CopiesBTF
 func (f *fakeGate) ReleaseCopies() error              { f.copies = bpf.CopiesNone; return nil }
 func (f *fakeGate) Carrier() bpf.Carrier              { return f.carrier }
 func (f *fakeGate) Copies() bpf.Copies                { return f.copies }
+func (f *fakeGate) Release() string                   { return "6.12.0" }
 func (f *fakeGate) Misses() (uint64, error)           { return f.misses, nil }
 func (f *fakeGate) Events(ctx context.Context, tell func(bpf.Event)) error {
 	for {

@@ -56,7 +56,7 @@ func TestLevelIsTrue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	level, why := bpf.LevelOf(g.Carrier(), how, strict(), true, misses)
+	level, why := bpf.LevelOf(g.Carrier(), how, strict(), true, misses, g.Release())
 	want := bpf.LevelStrict
 	if g.Carrier() == bpf.CarrierFmodRet || how == bpf.CopiesProbe {
 		want = bpf.LevelEntry
