@@ -387,8 +387,11 @@ func misspelt(name string) string {
 		return c
 	}
 	product, _, _ := strings.Cut(Domain, ".")
+	if !strings.HasPrefix(c, product) {
+		return "" // another's
+	}
 	for _, k := range keys {
-		if strings.HasPrefix(c, product) && strings.HasPrefix(k.name, "memory.") && strings.HasSuffix(c, k.name) {
+		if strings.HasPrefix(k.name, "memory.") && strings.HasSuffix(c, k.name) {
 			return Domain + k.name
 		}
 	}
