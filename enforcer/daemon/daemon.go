@@ -94,6 +94,7 @@ type Daemon struct {
 	cfg     config.Config
 	lib     gpu.Library
 	host    *act.Host
+	moves   *act.Moves
 	log     *logrus.Logger
 	plain   bool
 	lock    *os.File // of the run folder
@@ -292,6 +293,7 @@ func New(opts Options) (*Daemon, error) {
 	d.shim = fence.Shim{Shims: &d.seen, Check: d.checkPages}
 	d.limiter.kick = make(chan struct{}, 1)
 	d.limiter.fence = fence.NewDriver(&d.limiter.sees, &d.limiter.sees, d.host.Unified(), cfg.DmemDir)
+	d.moves = d.host.Moves()
 	around := opts.Gate
 	around.Word, around.Strict, around.Managed, around.CgroupRoot, around.Settle = cfg.Gate, cfg.GateStrict, cfg.GateManaged == "enforce", d.host.Unified(), cfg.Settle
 	around.PinDir = filepath.Join(cfg.GatePins, bpf.PinVersion)

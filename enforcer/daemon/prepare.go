@@ -36,12 +36,21 @@ const (
 
 // Prepare implements [server.Service].
 func (d *Daemon) Prepare(ctx context.Context, req api.PrepareRequest) (api.PrepareResponse, error) {
+	go d.hasten()
 	resp, err := d.prepare(ctx, req)
 	if err != nil {
 		d.refused(req.Key, req.Pod, req.ContainerName, err)
 		return api.PrepareResponse{}, err
 	}
 	return resp, nil
+}
+
+// hasten has what the low-level runtime waits for first waited for while the wrapper is still at work: it moves the
+// container's first process between cgroups. Where that cannot be, it waits itself, as it does without us.
+func (d *Daemon) hasten() {
+	if err := d.moves.Hasten(); err != nil {
+		d.log.WithError(err).Debug("a container's start waits for its first move between cgroups")
+	}
 }
 
 // refused puts a refusal into the journal; whoever gave up by himself was not refused.
