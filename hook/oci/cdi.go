@@ -30,7 +30,8 @@ type injection struct {
 func readInjection(text json.RawMessage, specDirs []string) *injection {
 	in := &injection{read: cdispec.State(specDirs)}
 	for _, s := range []*specs.Spec{&in.before, &in.after} {
-		if err := json.Unmarshal(text, s); err != nil {
+		var err error
+		if *s, err = decodeEdited(text); err != nil {
 			in.err = invalid(err)
 			return in
 		}
@@ -41,6 +42,47 @@ func readInjection(text json.RawMessage, specDirs []string) *injection {
 		in.err = quota.NewError(quota.CodeNoCDIDevice, "the CDI specifications in %s cannot be read: %w", strings.Join(specDirs, ", "), err)
 	}
 	return in
+}
+
+// decodeEdited decodes what the CDI library reads or changes of a document, and no more: to learn the many types of all of it takes
+// a process that lives for milliseconds longer than the rest of its work.
+func decodeEdited(text json.RawMessage) (specs.Spec, error) {
+	var d struct {
+		Process *struct {
+			User specs.User `json:"user"`
+			Env  []string   `json:"env"`
+		} `json:"process"`
+		Mounts []specs.Mount `json:"mounts"`
+		Hooks  *specs.Hooks  `json:"hooks"`
+		Linux  *struct {
+			UIDMappings []specs.LinuxIDMapping          `json:"uidMappings"`
+			GIDMappings []specs.LinuxIDMapping          `json:"gidMappings"`
+			Namespaces  []specs.LinuxNamespace          `json:"namespaces"`
+			Devices     []specs.LinuxDevice             `json:"devices"`
+			NetDevices  map[string]specs.LinuxNetDevice `json:"netDevices"`
+			IntelRdt    *specs.LinuxIntelRdt            `json:"intelRdt"`
+			Resources   *struct {
+				Devices []specs.LinuxDeviceCgroup `json:"devices"`
+			} `json:"resources"`
+		} `json:"linux"`
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		return specs.Spec{}, err
+	}
+	s := specs.Spec{Mounts: d.Mounts, Hooks: d.Hooks}
+	if d.Process != nil {
+		s.Process = &specs.Process{User: d.Process.User, Env: d.Process.Env}
+	}
+	if l := d.Linux; l != nil {
+		s.Linux = &specs.Linux{
+			UIDMappings: l.UIDMappings, GIDMappings: l.GIDMappings, Namespaces: l.Namespaces,
+			Devices: l.Devices, NetDevices: l.NetDevices, IntelRdt: l.IntelRdt,
+		}
+		if l.Resources != nil {
+			s.Linux.Resources = &specs.LinuxResources{Devices: l.Resources.Devices}
+		}
+	}
+	return s, nil
 }
 
 // inject adds CDI devices to the document that it was read of, once. Only what the CDI library may change

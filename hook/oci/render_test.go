@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpufence/gpufence/enforcer/quota"
 	"github.com/gpufence/gpufence/hook/plan"
@@ -431,6 +433,46 @@ devices:
 	}
 }
 
+// What is not decoded must be nothing to the CDI library, of whatever version it is.
+func TestDecodesWhatCDIEdits(t *testing.T) {
+	dir := t.TempDir()
+	writeCDI(t, dir)
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const mapped = `{"process":{"user":{"uid":1000,"gid":100}},"linux":{"namespaces":[{"type":"user"}],
+	"uidMappings":[{"containerID":0,"hostID":100000,"size":65536}],"gidMappings":[{"containerID":0,"hostID":100000,"size":65536}],
+	"intelRdt":{"closID":"other"},"netDevices":{"eth0":{"name":"x"}},"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`
+	for _, text := range []string{config, mapped, `{}`, `{"process":{},"linux":{}}`, `{"linux":{"resources":{}},"hooks":{}}`, `{"process":null,"linux":null,"mounts":null}`} {
+		edited := func(s *specs.Spec) string {
+			root := mustParse(t, text)
+			before, err := decodeEdited([]byte(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := cache.InjectDevices(s, "example.com/gpu=1", "example.com/gpu=0"); err != nil {
+				t.Fatal(err)
+			}
+			if err := carryOver(root, &before, s); err != nil {
+				t.Fatal(err)
+			}
+			return string(root.bytes())
+		}
+		var whole specs.Spec
+		if err := json.Unmarshal([]byte(text), &whole); err != nil {
+			t.Fatal(err)
+		}
+		part, err := decodeEdited([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(edited(&whole), edited(&part)); diff != "" {
+			t.Errorf("%.80s: -of the whole +of what is decoded\n%s", text, diff)
+		}
+	}
+}
+
 func TestInjectCDIAllowsAgainAfterADenial(t *testing.T) {
 	dir := t.TempDir()
 	writeCDI(t, dir)
@@ -467,7 +509,7 @@ func TestInjectCDIRefuses(t *testing.T) {
 		{"not a name", config, "gpu", dir, quota.CodeNoCDIDevice, "gpu"},
 		{"broken specification", config, "example.com/gpu=0", broken, quota.CodeNoCDIDevice, "broken.yaml"},
 		{"no folder", config, "example.com/gpu=0", filepath.Join(dir, "none"), quota.CodeNoCDIDevice, "example.com/gpu=0"},
-		{"spec of another type", `{"process":{"rlimits":7}}`, "example.com/gpu=0", dir, quota.CodeSpecInvalid, "rlimits"},
+		{"section of another type", `{"linux":{"intelRdt":7}}`, "example.com/gpu=0", dir, quota.CodeSpecInvalid, "intelRdt"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
