@@ -228,6 +228,7 @@ const (
 	gateMapObjects           = "objects"
 	gateMapPolicies          = "policies"
 	gateMapStats             = "stats"
+	gateMapStrangers         = "strangers"
 	gateMapTainted           = "tainted"
 	gateMapTasks             = "tasks"
 	gateMapUsages            = "usages"
@@ -334,6 +335,7 @@ type gateMapSpecs struct {
 	Objects       *ebpf.MapSpec `ebpf:"objects"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
+	Strangers     *ebpf.MapSpec `ebpf:"strangers"`
 	Tainted       *ebpf.MapSpec `ebpf:"tainted"`
 	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
 	Usages        *ebpf.MapSpec `ebpf:"usages"`
@@ -384,6 +386,7 @@ type gateMaps struct {
 	Objects       *ebpf.Map `ebpf:"objects"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	Stats         *ebpf.Map `ebpf:"stats"`
+	Strangers     *ebpf.Map `ebpf:"strangers"`
 	Tainted       *ebpf.Map `ebpf:"tainted"`
 	Tasks         *ebpf.Map `ebpf:"tasks"`
 	Usages        *ebpf.Map `ebpf:"usages"`
@@ -403,6 +406,7 @@ func (m *gateMaps) Close() error {
 		m.Objects,
 		m.Policies,
 		m.Stats,
+		m.Strangers,
 		m.Tainted,
 		m.Tasks,
 		m.Usages,

@@ -10,7 +10,8 @@
 //   - `charged` has what is in `used` before it is there, and `ended` only what the driver has answered or what was
 //     refused. So `charged` of now less `ended` of before is all that may have come since, however long it was held up.
 //   - What cannot be read or understood on a path that gives memory is refused.
-//   - A task that is in no managed cgroup pays lookups and nothing else.
+//   - A task that is in no managed cgroup pays lookups and nothing else: of an array, where its cgroup has been found to be in
+//     none since policies changed.
 //   - What a task is known to be in holds for one cgroup and one generation of policies. Whoever changes policies begins
 //     the next one after that, so from then on nobody is judged by what was before.
 //
@@ -70,6 +71,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define LEVELS 16 /* how deep a managed cgroup may lie; what lies below it may be deeper */
 #define CHAIN 4	  /* how many managed cgroups may lie above one another */
 #define SHELVES 16384 /* a power of 2 */
+#define STRANGERS 1024 /* a power of 2 */
 #define SHELF 4
 
 enum kind { KIND_CTL = 1, KIND_GPU, KIND_UVM, KIND_CLOSED, KIND_CANARY };
@@ -144,6 +146,7 @@ MAP(policies, BPF_MAP_TYPE_HASH, 8192, __u64, struct policy);
 MAP(usages, BPF_MAP_TYPE_HASH, 8192, __u64, struct usage);
 MAP(devices, BPF_MAP_TYPE_HASH, 2048, __u32, __u32);
 MAP(majors, BPF_MAP_TYPE_ARRAY, MAJORS, __u32, __u32); // 1 where a device of that major number is or was guarded
+MAP(strangers, BPF_MAP_TYPE_ARRAY, STRANGERS, __u32, __u64); // cgroups that are in no managed one; see stranger()
 MAP(exempt, BPF_MAP_TYPE_HASH, 1024, __u64, __u32);
 MAP(files, BPF_MAP_TYPE_HASH, 32768, __u64, struct owner);
 MAP(objects, BPF_MAP_TYPE_ARRAY, SHELVES, __u32, struct shelf);
@@ -538,12 +541,24 @@ static __always_inline int decode(int sleeps, __u32 cmd, __u64 arg, struct reque
 
 static __always_inline __u64 *counter(__u32 which) { return bpf_map_lookup_elem(&counters, &which); }
 
-// What tasks know of where they are does not hold any more.
+// Word `strangers` has of a cgroup that was found to be in no managed one in some generation. It is one word, so nobody
+// sees half of it. The multiples of 2^64 by the golden ratio lie as far apart as can be: no two pairs have the same word whose
+// ids are below 2^38 and whose generations are less than 2^24 apart. bpf/strangers_test.go tries all of them.
+#define GOLDEN 0x9e3779b97f4a7c15ull
+#define WORDED (1ull << 38) /* a cgroup's id is its inode's number, 32 bits, and above them how often these were all used */
+static __always_inline __u64 stranger(__u64 cgroup, __u64 generation) { return cgroup + generation * GOLDEN; }
+
+// What tasks know of where they are, and `strangers` of cgroups, does not hold any more.
 static __always_inline void begin_generation(void)
 {
 	__u64 *g = counter(GENERATION);
-	if (g)
-		__sync_fetch_and_add(g, 1);
+	if (!g)
+		return;
+	// Each slot is emptied once in so many generations, so no word in it is older.
+	__u32 slot = (__sync_fetch_and_add(g, 1) + 1) & (STRANGERS - 1);
+	__u64 *s = bpf_map_lookup_elem(&strangers, &slot);
+	if (s)
+		*(volatile __u64 *)s = 0;
 }
 
 // The file that a charge belongs to goes with it when it closes. What a request is made through stays open meanwhile, so
@@ -681,12 +696,25 @@ static __always_inline int is_tainted(__u64 id)
 	return n && *n;
 }
 
-// As find, and what is known of the task. The generation is read before policies are, so what is kept of older ones is kept
-// for an older one. The walk must have ended at the cgroup that the task was in before it: on its way from one to another
-// a task can be seen in both, and that is not kept.
-static __always_inline int locate(struct task *t, struct chain *c)
+static __always_inline __u64 generation(void)
 {
-	__u64 me = bpf_get_current_cgroup_id(), last, *g = counter(GENERATION), now = g ? *(volatile __u64 *)g : 0;
+	__u64 *g = counter(GENERATION);
+	return g ? *(volatile __u64 *)g : 0;
+}
+
+// The slot of a cgroup, 0 where its id makes no word.
+static __always_inline __u64 *slot_of(__u64 cgroup)
+{
+	__u32 slot = cgroup & (STRANGERS - 1);
+	return cgroup - 1 < WORDED - 1 ? bpf_map_lookup_elem(&strangers, &slot) : 0;
+}
+
+// As find, and what is known of the task, which is in cgroup `me`. The generation `now` is read before policies are, so what
+// is kept of older ones is kept for an older one. The walk must have ended at the cgroup that the task was in before it: on
+// its way from one to another a task can be seen in both, and that is not kept.
+static __always_inline int locate(struct task *t, struct chain *c, __u64 me, __u64 now, __u64 *slot)
+{
+	__u64 last;
 
 	if (t && t->place.cgroup == me && t->place.generation == now) {
 		if (!t->place.chain.n)
@@ -697,6 +725,8 @@ static __always_inline int locate(struct task *t, struct chain *c)
 	int rc = find(c, &last);
 	if (rc > 0 && is_tainted(leaf(c)))
 		c->flags |= TAINTED;
+	if (rc == 0 && last == me && slot)
+		*(volatile __u64 *)slot = stranger(me, now);
 	if (rc >= 0 && t && last == me) {
 		t->place.cgroup = 0;
 		t->place.chain = *c;
@@ -719,11 +749,17 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 {
 	if (!may_guard(rdev))
 		return 0;
-	struct task *t = this_task(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	__u64 me = bpf_get_current_cgroup_id(), now = generation(), *slot = slot_of(me);
+	if (slot && *(volatile __u64 *)slot == stranger(me, now))
+		return 0;
+	// Whoever is nobody's needs no storage, but where another cgroup has the slot.
+	struct task *t = this_task(slot && !*(volatile __u64 *)slot ? 0 : BPF_LOCAL_STORAGE_GET_F_CREATE);
 	struct chain c;
-	int rc = locate(t, &c);
+	int rc = locate(t, &c, me, now, slot);
 	if (!rc)
 		return 0;
+	if (!t)
+		t = this_task(BPF_LOCAL_STORAGE_GET_F_CREATE);
 	__u32 *kind = bpf_map_lookup_elem(&devices, &rdev);
 	if (!kind)
 		return 0;

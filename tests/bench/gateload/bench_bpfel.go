@@ -165,6 +165,7 @@ const (
 	benchMapObjects           = "objects"
 	benchMapPolicies          = "policies"
 	benchMapStats             = "stats"
+	benchMapStrangers         = "strangers"
 	benchMapTainted           = "tainted"
 	benchMapTasks             = "tasks"
 	benchMapUsages            = "usages"
@@ -243,6 +244,7 @@ type benchMapSpecs struct {
 	Objects       *ebpf.MapSpec `ebpf:"objects"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
+	Strangers     *ebpf.MapSpec `ebpf:"strangers"`
 	Tainted       *ebpf.MapSpec `ebpf:"tainted"`
 	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
 	Usages        *ebpf.MapSpec `ebpf:"usages"`
@@ -293,6 +295,7 @@ type benchMaps struct {
 	Objects       *ebpf.Map `ebpf:"objects"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	Stats         *ebpf.Map `ebpf:"stats"`
+	Strangers     *ebpf.Map `ebpf:"strangers"`
 	Tainted       *ebpf.Map `ebpf:"tainted"`
 	Tasks         *ebpf.Map `ebpf:"tasks"`
 	Usages        *ebpf.Map `ebpf:"usages"`
@@ -312,6 +315,7 @@ func (m *benchMaps) Close() error {
 		m.Objects,
 		m.Policies,
 		m.Stats,
+		m.Strangers,
 		m.Tainted,
 		m.Tasks,
 		m.Usages,

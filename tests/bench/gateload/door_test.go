@@ -324,3 +324,35 @@ func TestWhatIsClosedMakesRoom(t *testing.T) {
 	}
 	d.used("freed", id, 0)
 }
+
+// TestStrangersAreKnown: a cgroup that is in no managed one is known to be until policies change, and no other is.
+func TestStrangersAreKnown(t *testing.T) {
+	dirs, ids := inCgroups(t, "pod", "container")
+	d := newDoor(t, dirs[1])
+	word := func() (w uint64) {
+		t.Helper()
+		d.check(d.objs.Strangers.Lookup(uint32(ids[1]%uint64(d.objs.Strangers.MaxEntries())), &w))
+		return w
+	}
+	begun := uint64(0)
+	begin := func() { begun++; d.begin() }
+	known := func(when string, want bool) {
+		t.Helper()
+		const golden = 0x9e3779b97f4a7c15
+		d.ask("alloc 1 %d", mib)
+		if w := word(); (w == ids[1]+begun*golden) != want {
+			t.Errorf("%s: the word is %#x in generation %d", when, w, begun)
+		}
+	}
+	known("nobody is managed", true)
+	begin()
+	known("in the next generation", true)
+	begun++
+	d.manage(ids[0], 100*mib, someFlag|uint32(benchPolicyFlagsF_ENFORCE))
+	known("its pod is managed", false)
+	d.used("its pod is managed", ids[0], mib)
+	d.check(d.objs.Policies.Delete(ids[0]))
+	begin()
+	known("its pod is let go", true)
+	d.used("its pod is let go", ids[0], mib)
+}
