@@ -175,9 +175,6 @@ void charge_track(const struct track_block *b, const char *what)
 	/* Of spilled memory the entry at that address is the new one's by now: it stays charged. */
 	if (r <= 0 || stale.kind == TRACK_SWAP)
 		return;
-	/* A pool's piece is no place for another one: the address is taken. */
-	if (stale.kind == TRACK_PIECE)
-		stale.bytes = 0;
 	charge_undo(&stale);
 }
 
@@ -195,7 +192,8 @@ void charge_undo(const struct track_block *b)
 		account_release(b->gpu, swap_gone(b->pointer) ? ACCOUNT_SWAP : ACCOUNT_MANAGED, b->bytes);
 		break;
 	case TRACK_PIECE:
-		kept_freed(b, KEPT_ANY_STREAM);
+		/* Whoever saw it freed says so itself. */
+		kept_freed(b, KEPT_NO_PLACE, KEPT_ANY_STREAM);
 		break;
 	case TRACK_ARRAY:
 		charge_array_small_gone(b->gpu, b->bytes);

@@ -4,6 +4,7 @@
 
 #include "charge.h"
 #include "debug.h"
+#include "kept.h"
 #include "real.h"
 #include "swap.h"
 
@@ -124,26 +125,43 @@ EXPORT(cuMemAllocPitch_v2);
  * The block leaves the table before the driver frees it: afterwards another thread may already
  * have got the same address. If the driver keeps it, it goes back, charged as before.
  */
-static bool leave(uint64_t pointer, struct track_block *block) { return pointer != 0 && track_take(pointer, block); }
+struct leaving {
+	bool known;
+	struct track_block block;
+	uint64_t moves; /* of its pool, if it is a piece */
+};
 
-static void left(const struct track_block *block, CUresult result)
+static struct leaving leave(uint64_t pointer)
 {
-	if (result == CUDA_SUCCESS)
-		charge_undo(block);
-	else if (track_put(block) != 0)
-		debug_line("block", "not tracked, out of host memory", block->bytes);
+	struct leaving l = { 0 };
+	l.known = pointer != 0 && track_take(pointer, &l.block);
+	l.moves = l.known ? kept_moves(&l.block) : 0;
+	return l;
+}
+
+static void left(const struct leaving *l, CUresult result)
+{
+	if (!l->known)
+		return;
+	if (result != CUDA_SUCCESS) {
+		if (track_put(&l->block) != 0)
+			debug_line("block", "not tracked, out of host memory", l->block.bytes);
+	} else if (l->block.kind == TRACK_PIECE) {
+		kept_freed(&l->block, l->moves, KEPT_ANY_STREAM);
+		account_count_free();
+	} else {
+		charge_undo(&l->block);
+	}
 }
 
 CUresult hook_cuMemFree(CUdeviceptr_v1 pointer)
 {
 	fn_cuMemFree *real = REAL(cuMemFree);
-	struct track_block block;
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	bool known = leave(pointer, &block);
+	struct leaving l = leave(pointer);
 	CUresult result = real(pointer);
-	if (known)
-		left(&block, result);
+	left(&l, result);
 	return result;
 }
 EXPORT(cuMemFree);
@@ -151,13 +169,11 @@ EXPORT(cuMemFree);
 CUresult hook_cuMemFree_v2(CUdeviceptr pointer)
 {
 	fn_cuMemFree_v2 *real = REAL(cuMemFree_v2);
-	struct track_block block;
 	if (real == NULL)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	bool known = leave(pointer, &block);
+	struct leaving l = leave(pointer);
 	CUresult result = real(pointer);
-	if (known)
-		left(&block, result);
+	left(&l, result);
 	return result;
 }
 EXPORT(cuMemFree_v2);

@@ -69,8 +69,9 @@ static CUresult allocate(const struct variant *v, CUdeviceptr *pointer, size_t b
 		/* The pool grew by more than was foreseen, and over the limit. */
 		struct track_block block;
 		if (track_take(got, &block)) {
+			uint64_t moves = kept_moves(&block);
 			(void)v->free_it(got, stream); /* it was just given */
-			kept_freed(&block, stream_id(stream, v->per_thread));
+			kept_freed(&block, moves, stream_id(stream, v->per_thread));
 		}
 		(void)kept_give_back(c.gpu);
 		charge_refused(c.gpu, v->call, bytes);
@@ -124,6 +125,7 @@ static CUresult release(fn_cuMemFreeAsync *real, CUdeviceptr pointer, CUstream s
 		return CUDA_ERROR_NOT_SUPPORTED;
 	/* A node of a graph frees when the graph runs. */
 	bool known = pointer != 0 && track_take(pointer, &block);
+	uint64_t moves = known ? kept_moves(&block) : 0;
 	CUresult result = real(pointer, stream);
 	if (!known)
 		return result;
@@ -131,7 +133,7 @@ static CUresult release(fn_cuMemFreeAsync *real, CUdeviceptr pointer, CUstream s
 		if (track_put(&block) != 0)
 			debug_line("block", "not tracked, out of host memory", block.bytes);
 	} else if (block.kind == TRACK_PIECE) {
-		kept_freed(&block, stream_id(stream, per_thread));
+		kept_freed(&block, moves, stream_id(stream, per_thread));
 		account_count_free();
 	} else {
 		charge_undo(&block);

@@ -18,8 +18,9 @@
 #define STEP_BYTES (UINT64_C(32) << 20)
 #define STEP_MIN CHARGE_BLOCK_BYTES
 #define STEP_MAX (UINT64_C(64) << 20)
-/* How long an allocation waits for one that counts on free memory in the same pool. */
-#define CLAIM_NS UINT64_C(20000000)
+/* How long an allocation waits for one that counts on free memory in the same pool: longer than a
+ * container that has used up its time on the processors is kept from them. */
+#define CLAIM_NS UINT64_C(200000000)
 /* How long a refusal waits for other threads' calls, whose growth may be charged in vain. */
 #define WAITS 10
 #define WAIT_NS UINT64_C(100000)
@@ -52,10 +53,11 @@ struct kept {
 	uint64_t changes; /* calls that began and ended */
 	uint64_t shrunk;
 	uint64_t live;    /* pieces */
+	uint64_t moves;   /* how often a place was taken, or all were forgotten. Also read without the lock. */
 	uint64_t number;
 	uint32_t calls;   /* under way */
 	uint32_t reusing, leaving; /* of these: see enum kept_use */
-	bool claimed;     /* one of them counts on free memory, which nobody else may get */
+	uint64_t claimed; /* bytes of free memory that one of them counts on, and nobody else may get; 0: none */
 	uint32_t uses;    /* of the handle, by us */
 	CUdevice device;  /* -1: no GPU's memory */
 	enum account_counter counter;
@@ -80,6 +82,8 @@ static bool take(struct kept *k) { return pages_lock(&k->lock, LOCK_NS); }
 static void give(struct kept *k) { pages_unlock(&k->lock); }
 
 /* ---- holes; all with the lock ---- */
+
+static void moved(struct kept *k) { word_store(&k->moves, k->moves + 1); }
 
 static void hole_put(struct kept *k, struct hole h)
 {
@@ -129,6 +133,12 @@ static void hole_add(struct kept *k, struct hole h)
 		i = 0;
 	}
 	hole_put(k, h);
+}
+
+static void forget_holes(struct kept *k)
+{
+	k->holes = 0;
+	moved(k);
 }
 
 static bool hole_has(const struct kept *k, uint64_t pointer, uint64_t bytes)
@@ -195,9 +205,8 @@ static struct kept *add(struct memory *m, uint64_t pool, CUdevice device, enum a
 			continue;
 		if (one->state == FREE) {
 			k = one;
-			k->total = k->step = k->shrunk = k->live = 0;
+			k->total = k->step = k->shrunk = k->live = k->claimed = 0;
 			k->holes = k->calls = k->uses = k->reusing = k->leaving = 0;
-			k->claimed = false;
 			k->number = ++m->numbers;
 			k->device = device;
 			k->counter = counter;
@@ -337,28 +346,36 @@ static void enter(struct kept *k, struct kept_call *c)
 	c->seen = ++k->changes;
 }
 
-static void start(struct kept_call *c, struct kept *k, uint64_t growth)
+/* False: it would get what another call counts on. What it was charged is given back then. */
+static bool start(struct kept_call *c, struct kept *k, uint64_t growth)
 {
 	uint64_t deadline = 0;
 	while (take(k)) {
 		/* Others' pieces would land in what one counts on. */
-		if (growth != 0 && k->claimed) {
-			give(k);
-			uint64_t now = pages_now_ns();
+		if (growth != 0 && k->claimed != 0) {
+			uint64_t now = pages_now_ns(), instead = growth_for(k, k->claimed);
 			deadline = deadline == 0 ? now + CLAIM_NS : deadline;
 			if (now < deadline) {
+				give(k);
 				pages_sleep_ns(WAIT_NS / 4);
 				continue;
 			}
-			if (!take(k))
-				break;
+			/* That one will grow instead, which is charged before anything can land there. */
+			if (account_reserve(c->gpu, k->counter, instead) != 0) {
+				give(k);
+				account_release(c->gpu, k->counter, growth);
+				return false;
+			}
+			k->total += instead;
+			k->claimed = 0;
 		}
 		c->growth = growth;
 		enter(k, c);
 		give(k);
-		return;
+		return true;
 	}
 	account_release(c->gpu, k->counter, growth);
+	return true;
 }
 
 static bool is_busy(struct kept *k)
@@ -377,8 +394,7 @@ static bool begin(struct kept_call *c, struct kept *k, uint64_t growth)
 		return true;
 	if (growth != 0 && charge_hold(c->gpu, k->counter, growth) != 0)
 		return false;
-	start(c, k, growth);
-	return true;
+	return start(c, k, growth);
 }
 
 bool kept_begin_graph(struct kept_call *c, struct kept *k, uint64_t growth, unsigned use)
@@ -425,7 +441,7 @@ static bool claim(struct kept *k, uint64_t size, struct kept_call *c)
 	}
 	enter(k, c);
 	c->use = KEPT_CLAIMS;
-	k->claimed = true;
+	k->claimed = size;
 	k->uses++;
 	give(k);
 	bool known = ask(k, &now);
@@ -462,8 +478,10 @@ bool kept_begin_piece(struct kept_call *c, struct kept *k, const char *call, uin
 			return false;
 		}
 	}
-	start(c, k, growth);
-	return true;
+	if (start(c, k, growth))
+		return true;
+	charge_refused(c->gpu, call, bytes);
+	return false;
 }
 
 /* With the lock, which it gives: a pool that is closed goes with its last piece. */
@@ -487,14 +505,17 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	/* What cannot be corrected stays charged. */
 	if (k == NULL || !take(k))
 		return true;
-	k->claimed = k->claimed && (c->use & KEPT_CLAIMS) == 0;
+	if ((c->use & KEPT_CLAIMS) != 0 && k->claimed != 0) {
+		k->claimed = 0;
+		hole_add(k, (struct hole){ c->start, c->end, c->stream });
+	}
 	k->reusing -= (c->use & KEPT_REUSES) != 0;
 	k->leaving -= (c->use & KEPT_LEAVES) != 0;
-	hole_add(k, (struct hole){ c->start, c->end, c->stream });
 	bool known_place = size != 0 && hole_has(k, pointer, size);
 	if (size != 0) {
 		hole_remove(k, pointer, pointer + size);
 		k->live++;
+		moved(k);
 	}
 	uint64_t changes = ++k->changes;
 	bool trims = (c->use & KEPT_TRIMS) != 0;
@@ -514,6 +535,7 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	k->calls--;
 	if (!known || k->changes != changes || k->state != OPEN) {
 		k->shrunk += trims;
+		forget_holes(k); /* who asks next cannot tell whether anything went */
 		leave(k, c->gpu);
 		return true;
 	}
@@ -523,7 +545,7 @@ static bool finish(struct kept_call *c, uint64_t pointer, uint64_t size, bool go
 	/* Unless all is as it must be if nothing went, something may have gone, and other things come. */
 	if (!alone || now < before || (size == 0 && growth != 0) ||
 	    (size != 0 && growth != (known_place ? 0 : growth_for(k, size))) || (size != 0 && growth == 0 && !known_place))
-		k->holes = 0;
+		forget_holes(k);
 	k->shrunk += now < before || (trims && !alone);
 	if (alone && growth != 0) {
 		learn(k, growth);
@@ -566,7 +588,13 @@ bool kept_end_piece(struct kept_call *c, uint64_t pointer, uint64_t bytes)
 	return finish(c, pointer, b.bytes, false);
 }
 
-void kept_freed(const struct track_block *b, uintptr_t stream)
+uint64_t kept_moves(const struct track_block *b)
+{
+	const struct kept *k = by_owner(b->owner);
+	return k == NULL ? 0 : word_load_acquire(&k->moves);
+}
+
+void kept_freed(const struct track_block *b, uint64_t moves, uintptr_t stream)
 {
 	struct kept_call c = { .gpu = b->gpu };
 	struct kept *k = by_owner(b->owner);
@@ -578,7 +606,8 @@ void kept_freed(const struct track_block *b, uintptr_t stream)
 	}
 	if (k->live > 0)
 		k->live--;
-	if (k->state == OPEN)
+	/* A call that is under way, and may have got this place, takes it out when it ends. */
+	if (k->state == OPEN && k->moves == moves)
 		hole_add(k, (struct hole){ b->pointer, b->pointer + b->bytes, stream });
 	enter(k, &c);
 	give(k);

@@ -76,8 +76,14 @@ bool kept_end(struct kept_call *c);
 /* The same, after the driver gave a piece: it is tracked. */
 bool kept_end_piece(struct kept_call *c, uint64_t pointer, uint64_t bytes);
 
-/* The driver freed a piece, which is no longer tracked. */
-void kept_freed(const struct track_block *block, uintptr_t stream);
+/*
+ * How often a place in the pool of this piece was taken, or may have gone: to be asked before the driver
+ * frees it. KEPT_NO_PLACE is no such number.
+ */
+uint64_t kept_moves(const struct track_block *block);
+#define KEPT_NO_PLACE UINT64_MAX
+/* The driver freed a piece, which is no longer tracked. Its place is free, if nothing has moved since. */
+void kept_freed(const struct track_block *block, uint64_t moves, uintptr_t stream);
 
 /* Before a pool is destroyed, and after: until the last piece is freed its memory stays. */
 struct kept *kept_closing(CUmemoryPool pool);

@@ -448,7 +448,7 @@ static void *race_pool(void *arg)
 				CHECK_INT(CALL(cuMemFreeAsync, p, NULL), 0);
 		}
 		/* Never more than is charged, so never more than the limit. */
-		CHECK(live() <= LIMIT);
+		CHECK(live() <= LIMIT / 2);
 	}
 	for (int k = 0; k < 16; k++)
 		if (held[k] != 0)
@@ -470,6 +470,110 @@ static void part_pool_race(void)
 	CHECK_INT(FAKE(cuda, cuDeviceGetDefaultMemPool, CUresult, CUmemoryPool *, CUdevice)(&pool, 0), 0);
 	CHECK_INT(CALL(cuMemPoolTrimTo, pool, 0), 0);
 	same();
+	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+}
+
+static void (*stop_at)(const char *, enum fake_stop);
+static int (*stopped)(const char *);
+
+/* Starts a call in a thread of its own, up to where the driver stops it. */
+static void start_call(pthread_t *thread, void *(*call)(void *), void *arg, const char *symbol, enum fake_stop where)
+{
+	stop_at = need(cuda, "fake_stop");
+	stopped = need(cuda, "fake_stopped");
+	stop_at(symbol, where);
+	CHECK(pthread_create(thread, NULL, call, arg) == 0);
+	while (stopped(symbol) == 0)
+		usleep(1000);
+}
+
+static void end_call(pthread_t thread, const char *symbol)
+{
+	stop_at(symbol, FAKE_NOWHERE);
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static void *allocate_late(void *arg)
+{
+	CUresult (*set_current)(CUcontext) = need(cuda, "cuCtxSetCurrent");
+	CHECK_INT(set_current(context), 0);
+	CHECK_INT(CALL(cuMemAllocAsync, arg, 256 * MIB, NULL), 0);
+	return NULL;
+}
+
+static void *free_late(void *arg)
+{
+	CHECK_INT(CALL(cuMemFreeAsync, *(CUdeviceptr *)arg, NULL), 0);
+	return NULL;
+}
+
+/* A piece of 256 MiB, and room for 64 MiB beside it and what can be freed. */
+static CUmemoryPool nearly_full(CUdeviceptr *piece, CUdeviceptr *can_be_freed)
+{
+	CUmemoryPool pool;
+	CUdeviceptr rest;
+	start();
+	CHECK_INT(FAKE(cuda, cuDeviceGetDefaultMemPool, CUresult, CUmemoryPool *, CUdevice)(&pool, 0), 0);
+	CHECK_INT(CALL(cuMemAllocAsync, piece, 256 * MIB, NULL), 0);
+	CHECK_INT(CALL(cuMemAlloc_v2, can_be_freed, 512 * MIB), 0);
+	CHECK_INT(CALL(cuMemAlloc_v2, &rest, LIMIT - charged(0) - 64 * MIB), 0);
+	return pool;
+}
+
+/* A call that counts on free memory of its pool is not back for long: whoever else would get some of
+ * that is refused, or charged what the other then takes. */
+static void part_claim(void)
+{
+	CUdeviceptr piece, other, p;
+	pthread_t thread;
+	CUmemoryPool pool = nearly_full(&piece, &other);
+	CHECK_INT(CALL(cuMemFreeAsync, piece, NULL), 0);
+	start_call(&thread, allocate_late, &piece, "cuMemAllocAsync", FAKE_BEFORE);
+	unsigned long before = calls("cuMemAllocFromPoolAsync");
+	CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK_U64(calls("cuMemAllocFromPoolAsync"), before);
+	CHECK_U64(charged(0), LIMIT - 64 * MIB);
+	/* There is room for both. */
+	CHECK_INT(CALL(cuMemFree_v2, other), 0);
+	CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, MIB, pool, NULL), 0);
+	CHECK(charged(0) >= LIMIT - 64 * MIB - 512 * MIB + 256 * MIB);
+	end_call(thread, "cuMemAllocAsync");
+	CHECK_U64(charged(0), LIMIT - 64 * MIB - 512 * MIB + 256 * MIB);
+	same();
+	CHECK_INT(CALL(cuMemFreeAsync, piece, NULL), 0);
+	CHECK_INT(CALL(cuMemFreeAsync, p, NULL), 0);
+	CHECK_INT(CALL(cuMemPoolTrimTo, pool, 0), 0);
+	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
+}
+
+/* The driver has freed a piece and its place is gone, before we know that it is free: nobody may count on it. */
+static void part_late_free(void)
+{
+	CUdeviceptr piece, other, p, q = 77;
+	pthread_t thread;
+	CUmemoryPool pool = nearly_full(&piece, &other);
+	for (int way = 0; way < 2; way++) {
+		start_call(&thread, free_late, &piece, "cuMemFreeAsync", FAKE_AFTER);
+		if (way == 0) { /* to another piece */
+			CHECK_INT(CALL(cuMemAllocFromPoolAsync, &p, MIB, pool, NULL), 0);
+			CHECK_U64(p, piece);
+		} else { /* back to the device, which has given it out again */
+			CHECK_INT(CALL(cuMemPoolTrimTo, pool, 0), 0);
+			CHECK_INT(CALL(cuMemAlloc_v2, &p, LIMIT - charged(0)), 0);
+		}
+		end_call(thread, "cuMemFreeAsync");
+		same();
+		unsigned long before = calls("cuMemAllocFromPoolAsync");
+		CHECK_INT(CALL(cuMemAllocFromPoolAsync, &q, 256 * MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+		CHECK_U64(calls("cuMemAllocFromPoolAsync"), before);
+		CHECK_U64(q, 77);
+		same();
+		CHECK_INT(CALL(cuMemFree_v2, p), 0);
+		if (way == 0) {
+			CHECK_INT(CALL(cuMemAllocAsync, &piece, 256 * MIB, NULL), 0);
+			CHECK_U64(charged(0), LIMIT - 64 * MIB);
+		}
+	}
 	CHECK_INT(CALL(cuCtxDestroy_v2, context), 0);
 }
 
@@ -730,6 +834,8 @@ static const struct part parts[] = {
 	{ "capture", part_capture },
 	{ "pool failures", part_pool_failures },
 	{ "pool race", part_pool_race },
+	{ "claim", part_claim },
+	{ "late free", part_late_free },
 	{ "graph", part_graph },
 	{ "graph limit", part_graph_limit },
 	{ "arrays", part_arrays },
@@ -746,7 +852,21 @@ static void test_destroyed(void) { play_part("destroyed"); }
 static void test_pool_reset(void) { play_part("pool reset"); }
 static void test_capture(void) { play_part("capture"); }
 static void test_pool_failures(void) { keeps("pool failures"); }
-static void test_pool_race(void) { play_part("pool race"); }
+/* A limit that half of what they ask for would reach. */
+static void test_pool_race(void)
+{
+	struct scene s = { .part = "pool race", .max_bytes = LIMIT / 2 };
+	play(&s);
+	CHECK_U64(s.charged, 0);
+}
+static void test_claim(void)
+{
+	struct scene s = { .part = "claim", .max_bytes = LIMIT };
+	play(&s);
+	CHECK_U64(s.charged, 0);
+	CHECK_U64(s.events_max, 1);
+}
+static void test_late_free(void) { play_part("late free"); }
 static void test_graph(void) { play_part("graph"); }
 static void test_arrays(void) { play_part("arrays"); }
 static void test_array_limit(void) { play_part("array limit"); }
@@ -780,6 +900,8 @@ static const struct unit_test tests[] = {
 	{ "kept: a failing driver changes nothing", test_pool_failures },
 	{ "kept: events of a full GPU", test_device_full },
 	{ "kept: threads at the limit", test_pool_race },
+	{ "kept: what one counts on nobody else gets", test_claim },
+	{ "kept: a place that is free and gone at once", test_late_free },
 	{ "kept: graphs by what they need", test_graph },
 	{ "kept: graphs at the limit", test_graph_limit },
 	{ "kept: arrays", test_arrays },

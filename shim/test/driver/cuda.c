@@ -73,6 +73,8 @@ int number(const char *symbol)
 API const char *fake_last(void) { return last; }
 API unsigned long fake_calls(const char *symbol) { return records[number(symbol)].calls; }
 API void fake_fail(const char *symbol, CUresult result) { records[number(symbol)].failure = result; }
+API void fake_stop(const char *symbol, enum fake_stop where) { records[number(symbol)].held = (int)where; }
+API int fake_stopped(const char *symbol) { return records[number(symbol)].waiting; }
 API uint64_t fake_live_bytes(void) { return live; }
 API uint64_t fake_managed_bytes(void) { return managed; }
 API void fake_set_total(uint64_t bytes) { total = bytes; }

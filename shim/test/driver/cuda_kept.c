@@ -217,7 +217,9 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
 	ENTER();
 	(void)stream;
-	return pointer == 0 ? CUDA_ERROR_INVALID_VALUE : release_pointer(pointer);
+	CUresult result = pointer == 0 ? CUDA_ERROR_INVALID_VALUE : release_pointer(pointer);
+	stop(&records[number(__func__)], FAKE_AFTER);
+	return result;
 }
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {

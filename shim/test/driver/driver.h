@@ -4,6 +4,7 @@
 #define DRIVER_H
 
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "../../src/table.h"
 #include "fake.h"
@@ -57,10 +58,21 @@ struct record {
 	const char *symbol;
 	_Atomic unsigned long calls;
 	_Atomic int failure; /* 0: none */
+	_Atomic int held, waiting; /* where calls stop, and how many do */
 };
 extern struct record records[];
 extern _Thread_local const char *last;
 int number(const char *symbol);
+
+static inline void stop(struct record *r, enum fake_stop where)
+{
+	if (atomic_load(&r->held) != (int)where)
+		return;
+	atomic_fetch_add(&r->waiting, 1);
+	while (atomic_load(&r->held) == (int)where)
+		usleep(100);
+	atomic_fetch_sub(&r->waiting, 1);
+}
 
 /* Each function finds its number once. */
 #define ENTER()                                                                       \
@@ -75,6 +87,7 @@ int number(const char *symbol);
 			if (failure_ != 0)                                            \
 				return failure_;                                      \
 		}                                                                     \
+		stop(&records[mine - 1], FAKE_BEFORE);                                \
 	} while (0)
 
 #endif

@@ -36,6 +36,11 @@ unsigned long fake_calls(const char *symbol);
 
 /* The next call of that symbol does nothing and returns result. */
 void fake_fail(const char *symbol, CUresult result);
+/* Calls of that symbol stop before they do anything, or (cuMemFreeAsync) after it, until told to go on.
+ * How many have. */
+enum fake_stop { FAKE_NOWHERE, FAKE_BEFORE, FAKE_AFTER };
+void fake_stop(const char *symbol, enum fake_stop where);
+int fake_stopped(const char *symbol);
 
 /* What NVML would show for this process: blocks and contexts; managed pages apart. */
 uint64_t fake_live_bytes(void);
