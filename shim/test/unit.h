@@ -22,6 +22,7 @@ struct unit_test {
 };
 
 #define UNIT_TIMEOUT_SECONDS 120
+#define UNIT_WHY_BYTES 4096
 
 static char *unit_why; /* shared with the test's children */
 
@@ -30,7 +31,7 @@ __attribute__((format(printf, 1, 2), noreturn, unused)) static void unit_fail(co
 	va_list args;
 	va_start(args, format);
 	if (unit_why[0] == '\0')
-		vsnprintf(unit_why, 1000, format, args);
+		vsnprintf(unit_why, UNIT_WHY_BYTES, format, args);
 	va_end(args);
 	_exit(1);
 }
@@ -81,7 +82,7 @@ __attribute__((unused)) static void unit_reap(pid_t pid, int want_signal)
 __attribute__((unused)) static int unit_main(const struct unit_test *tests, int argc, char **argv)
 {
 	int failed = 0;
-	unit_why = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	unit_why = mmap(NULL, UNIT_WHY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (unit_why == MAP_FAILED)
 		return 2;
 	for (const struct unit_test *t = tests; t->name != NULL; t++) {
@@ -90,7 +91,7 @@ __attribute__((unused)) static int unit_main(const struct unit_test *tests, int 
 			wanted |= strstr(t->name, argv[i]) != NULL;
 		if (!wanted)
 			continue;
-		memset(unit_why, 0, 4096);
+		memset(unit_why, 0, UNIT_WHY_BYTES);
 		fflush(NULL);
 		pid_t pid = fork();
 		if (pid == 0) {
