@@ -275,6 +275,26 @@ func TestExcessOverflow(t *testing.T) {
 	}
 }
 
+// TestExcessOfWhoseSlotIsNobodysYet: a new program's slot is there before its process was found in the cgroup. The shims
+// count the slot; counting the process as well would refuse what fits.
+func TestExcessOfWhoseSlotIsNobodysYet(t *testing.T) {
+	w := newWorld(t, container("a", 8*gib), container("b", 8*gib))
+	w.bare(1, "a", gib)
+	w.bare(2, "b", gib)
+	early := SlotFact{Pod: "pod-a", Index: 3, Generation: 1, DeviceBytes: gib / 4}
+	for _, want := range []uint64{3 * gib / 4, 0} {
+		w.step(func(in *Input) { in.Slots = append(in.Slots, early) })
+		if w.excess("a") != want || w.excess("b") != gib {
+			t.Errorf("excess %d, want %d; of another pod %d", w.excess("a"), want, w.excess("b"))
+		}
+		early.DeviceBytes = gib
+	}
+	w.step()
+	if w.excess("a") != gib {
+		t.Errorf("excess %d without the slot", w.excess("a"))
+	}
+}
+
 func TestExcessAfterRestart(t *testing.T) {
 	w := newWorld(t, container("a", 8*gib))
 	w.g.stepped = false

@@ -211,11 +211,11 @@ func (g *GPU) Step(in Input) Output {
 	g.takeAnswer(in, facts, &out)
 	g.order = g.byPID(g.order[:0])
 	g.group()
-	overflow := g.takeSlots(in)
+	anybody := g.takeSlots(in)
 	g.takeOverlap(in)
 	g.settleExits(in, &out)
 	g.reclaim(in, &out)
-	g.computeExcess(in, overflow)
+	g.computeExcess(in, anybody)
 	g.sum(in, &out)
 	g.device(in, &out)
 	force := g.stepResizes(in, &out)
@@ -338,8 +338,9 @@ func (g *GPU) takeAnswer(in Input, facts map[int]ProcFact, out *Output) {
 	}
 }
 
-// takeSlots links slots to processes, and keeps their histories. It
-// returns what each pod's overflow slot can explain.
+// takeSlots links slots to processes, and keeps their histories. It returns what each pod's overflow slot can explain,
+// and those whose processes were not found yet: every shim counts them already, so excess that counts them once more
+// would refuse what fits.
 func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 	for _, p := range g.processes {
 		p.slotIndex, p.greatest, p.left, p.gap = -1, 0, false, false
@@ -348,7 +349,7 @@ func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 			p.device, p.managed, p.swap = 0, 0, 0
 		}
 	}
-	overflow := map[PodID]uint64{}
+	anybody := map[PodID]uint64{}
 	present := map[slotID]bool{}
 	linked := map[*process]bool{}
 	for i := range in.Slots {
@@ -361,8 +362,10 @@ func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 			g.slots[id] = s
 		}
 		greatest := s.take(f, cmp.Or(f.Number, in.Sample.Number), in.Sample.Began, g.cfg)
+		if f.Overflow || f.PID == 0 {
+			anybody[f.Pod] = add(anybody[f.Pod], g.clamp(greatest, in))
+		}
 		if f.Overflow {
-			overflow[f.Pod] = g.clamp(greatest, in)
 			continue
 		}
 		if f.LockFree {
@@ -402,7 +405,7 @@ func (g *GPU) takeSlots(in Input) map[PodID]uint64 {
 			p.device, p.managed, p.swap = 0, 0, 0
 		}
 	}
-	return overflow
+	return anybody
 }
 
 // clamp keeps a number that a container wrote below what the GPU can hold.
@@ -522,8 +525,9 @@ func (g *GPU) reclaim(in Input, out *Output) {
 	}
 }
 
-// computeExcess finds what NVML shows of each process beyond what its slot explains.
-func (g *GPU) computeExcess(in Input, overflow map[PodID]uint64) {
+// computeExcess finds what NVML shows of each process beyond what its slot explains, or one of those that may be
+// anybody's in its pod.
+func (g *GPU) computeExcess(in Input, anybody map[PodID]uint64) {
 	pods := map[ContainerID]PodID{}
 	for _, c := range in.Containers {
 		pods[c.ID] = c.Pod
@@ -540,9 +544,8 @@ func (g *GPU) computeExcess(in Input, overflow map[PodID]uint64) {
 			continue
 		}
 		if p.slotIndex < 0 && !p.left {
-			// It may be one of those that share the overflow slot.
-			credit := min(overflow[pods[p.container]], p.nvml)
-			overflow[pods[p.container]] -= credit
+			credit := min(anybody[pods[p.container]], p.nvml)
+			anybody[pods[p.container]] -= credit
 			p.excess, p.haveRaw = p.nvml-credit, false
 			continue
 		}
