@@ -44,8 +44,9 @@ type procFact struct {
 	process   act.Process
 	container policy.ContainerID
 	pidfd     *act.Pidfd
-	watch     *act.Watch // nil if it could not be had
-	version   uint64
+	watch     *act.Watch    // nil if it could not be had
+	version   uint64        // at the newest look for a container's process that is nobody's
+	placed    time.Duration // when that was
 	exempt    bool
 	judged    uint64 // by which policy it is exempt or not
 	used      bool   // in this step
@@ -218,11 +219,12 @@ func (f *facts) read(pid int, o owners, now time.Duration, doubtful bool) (polic
 			p.ended = false // that was an earlier holder of the pid
 		}
 	}
-	if p != nil && p.container == "" && p.version != f.version {
-		// It may be of a container that has registered since. If that cannot be told now, it is
+	if p != nil && p.container == "" && (doubtful || p.version != f.version || now-p.placed >= probeEvery) {
+		// It may be of a container that has registered since, or have been moved into one: whoever gets an exited
+		// process's pid is listed, and so looked at, before its runtime has moved it. If that cannot be told now, it is
 		// still the process that it was.
-		if _, cg, ours, err := f.host.Owner(pid, o.cgroups); err == nil {
-			p.version = f.version
+		if proc, cg, ours, err := f.host.Owner(pid, o.cgroups); err == nil && proc.Start == p.process.Start {
+			p.version, p.placed = f.version, now
 			if ours {
 				p.container = o.ids[cg]
 			}
@@ -248,7 +250,7 @@ func (f *facts) read(pid int, o owners, now time.Duration, doubtful bool) (polic
 		if err != nil {
 			return policy.ProcFact{}, false, err
 		}
-		p = &procFact{process: proc, container: container, pidfd: fd, version: f.version}
+		p = &procFact{process: proc, container: container, pidfd: fd, version: f.version, placed: now}
 		f.procs[pid] = p
 		if watch, err := f.host.Watch(pid, proc.Start); err == nil {
 			p.watch = watch

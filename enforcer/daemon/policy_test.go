@@ -38,6 +38,34 @@ func (b *bench) stranger() *process {
 	return p
 }
 
+// TestMovedIntoAContainer: whoever has an exited process's pid is listed before its runtime has moved it into its
+// container, and is the container's from then on.
+func TestMovedIntoAContainer(t *testing.T) {
+	b := newBench(t)
+	b.start()
+	c, p := b.run(request("a", "memory.max=4Gi")), b.stranger()
+	b.gpu.set(p.pid, gib)
+	b.eventually("it is nobody's", func() bool {
+		g, err := b.d.GPUs(context.Background())
+		return err == nil && g[0].UnmanagedBytes == gib
+	})
+	for _, dir := range c.dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Appendf(nil, "%d", p.pid), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.gpu.set(p.pid, 2*gib)
+	b.eventually("it is the container's", func() bool {
+		g, err := b.d.GPUs(context.Background())
+		return err == nil && g[0].UnmanagedBytes == 0 && b.view("a").GPUs[0].NVML == 2*gib
+	})
+	b.gpu.set(p.pid, 9*gib)
+	b.eventually("its limit holds", func() bool { return !p.alive() })
+	if sig := p.signalled(); sig != syscall.SIGKILL {
+		t.Errorf("ended by %v", sig)
+	}
+}
+
 // gate is a fence that can keep processes from the GPUs.
 type gate struct {
 	fence.MIG
