@@ -35,8 +35,11 @@ func main() {
 		os.Exit(1)
 	}
 	say(map[string]any{"op": "over"})
-	// It stays, with the GPU in its hands, until it is ended.
-	select {}
+	// It stays, with the GPU in its hands, until it is ended. Not by select {}: Go ends a program in which nothing waits
+	// for anything.
+	for {
+		time.Sleep(time.Hour)
+	}
 }
 
 func say(v map[string]any) {
