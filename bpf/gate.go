@@ -31,8 +31,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PinVersion is the version of the maps' layout, the last element of a folder of pins.
-const PinVersion = "v1"
+// PinVersion is the version of the maps' layout, the last element of a folder of pins. What another version has pinned
+// beside it stays in force until [Gate.Supersede].
+const PinVersion = "v2"
 
 // MaxDepth is how many levels below the root of the v2 tree a managed cgroup may lie: the programs look no deeper.
 const MaxDepth = 15
@@ -514,17 +515,54 @@ func (g *Gate) Close() error {
 // Remove takes the gate down.
 func (g *Gate) Remove() error {
 	names := slices.Collect(maps.Keys(g.links))
-	errs := []error{g.letGo(names), g.Close(), Unpin(g.dir)}
+	errs := []error{g.letGo(names), g.Close(), unpin(g.dir)}
 	return errors.Join(errs...)
 }
 
+// Supersede takes down what other versions have pinned beside this one's folder. It comes after all that runs is managed
+// here: until then, what they refuse stays refused.
+func (g *Gate) Supersede() error { return unpinOthers(g.dir) }
+
 // Unpin takes down whatever is pinned, also by a version that is not ours.
 func Unpin(pinDir string) error {
-	err := os.RemoveAll(cmp.Or(pinDir, DefaultPinDir))
-	if err != nil {
+	pinDir = cmp.Or(pinDir, DefaultPinDir)
+	return errors.Join(unpin(pinDir), unpinOthers(pinDir))
+}
+
+func unpin(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("take the gate down: %w", err)
 	}
 	return nil
+}
+
+// unpinOthers takes down the folders of other versions beside one. What has another name there is somebody else's.
+func unpinOthers(pinDir string) error {
+	parent, mine := filepath.Split(filepath.Clean(pinDir))
+	if !isVersion(mine) {
+		return nil
+	}
+	entries, err := os.ReadDir(parent)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for gates of other versions: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Name() == mine || !isVersion(e.Name()) || !e.IsDir() {
+			continue
+		}
+		errs = append(errs, unpin(filepath.Join(parent, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// isVersion says whether a folder is named as a version is: "v2".
+func isVersion(name string) bool {
+	digits, v := strings.CutPrefix(name, "v")
+	return v && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
 // Misses is how often the kernel left out a run of one of the programs that decide: a tracing program is not
@@ -655,7 +693,11 @@ type Policy struct {
 
 // SetPolicy makes a cgroup managed, or changes what it may. Its usage begins at 0 and survives a change.
 func (g *Gate) SetPolicy(cgroup uint64, p Policy) error {
-	err := g.maps["usages"].Update(cgroup, &gateUsage{}, ebpf.UpdateNoExist)
+	born, err := moment()
+	if err != nil {
+		return fmt.Errorf("make an account for cgroup %d: %w", cgroup, err)
+	}
+	err = g.maps["usages"].Update(cgroup, &gateUsage{Born: born}, ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return fmt.Errorf("make an account for cgroup %d: %w", cgroup, err)
 	}
@@ -676,6 +718,16 @@ func (g *Gate) SetPolicy(cgroup uint64, p Policy) error {
 		return fmt.Errorf("set the limit of cgroup %d: %w", cgroup, err)
 	}
 	return g.begin(cgroup)
+}
+
+// moment tells an account from those that were made for the same cgroup before, also by an earlier gpufenced: maps stay until
+// the machine is started again, as this clock does.
+func moment() (uint64, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return uint64(now.Nano()), nil
 }
 
 // begin ends what tasks know of where they are: policies have changed.

@@ -32,12 +32,18 @@ type gateAdjust struct {
 	Pad            uint32
 }
 
+type gateClient struct {
+	_      structs.HostLayout
+	Of     uint64
+	Claims uint64
+}
+
 type gateCounter uint32
 
 const (
 	gateCounterGENERATION gateCounter = 0
-	gateCounterSERIALS    gateCounter = 1
-	gateCounterCOUNTERS   gateCounter = 2
+	gateCounterSERIALS    gateCounter = 8
+	gateCounterCOUNTERS   gateCounter = 9
 )
 
 type gateDoor uint32
@@ -103,17 +109,19 @@ type gateObject struct {
 }
 
 type gateOwner struct {
-	_     structs.HostLayout
-	Chain struct {
-		_     structs.HostLayout
-		Id    [4]uint64
-		N     uint32
-		Flags uint32
+	_      structs.HostLayout
+	Shares [4]struct {
+		_      structs.HostLayout
+		Cgroup uint64
+		Born   uint64
+		Bytes  uint64
 	}
-	Bytes  uint64
-	Uvm    uint64
-	Serial uint64
-	File   uint64
+	Uvm     uint64
+	Serial  uint64
+	File    uint64
+	Flags   uint32
+	Clients [8]uint32
+	Pad     uint32
 }
 
 type gatePolicy struct {
@@ -186,6 +194,8 @@ type gateTask struct {
 		Charged  uint64
 		Pending  uint64
 		To       uint64
+		Serial   uint64
+		Born     uint64
 		Client   uint32
 		Handle   uint32
 		Nr       uint32
@@ -210,6 +220,9 @@ type gateUsage struct {
 	Uvm         uint64
 	EventSecond uint64
 	EventCount  uint64
+	Born        uint64
+	Files       uint64
+	Clients     uint64
 }
 
 // Names of all BPF objects in the ELF.

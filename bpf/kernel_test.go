@@ -96,7 +96,7 @@ func TestThisKernel(t *testing.T) {
 	for _, carrier := range []Carrier{CarrierLSM, CarrierFmodRet} {
 		t.Run(string(carrier), func(t *testing.T) {
 			dir := bpffs(t)
-			pins := filepath.Join(dir, "gpufence", "v1")
+			pins := filepath.Join(dir, "gpufence", PinVersion)
 			all := true
 			for _, name := range slices.Concat(always, doors[carrier]) {
 				all = all && takes[name]
@@ -134,7 +134,7 @@ func TestRefusedLeavesAnEarlierOnesPins(t *testing.T) {
 		t.Log("this kernel refuses nothing")
 		return
 	}
-	pins := filepath.Join(bpffs(t), "gpufence", "v1")
+	pins := filepath.Join(bpffs(t), "gpufence", PinVersion)
 	earlier := accounts(t)
 	if err := os.MkdirAll(filepath.Join(pins, "maps"), 0o700); err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func TestRefusedLeavesAnEarlierOnesPins(t *testing.T) {
 // TestAdoptingAnotherLayout: maps of another layout are left alone, and said to be.
 func TestAdoptingAnotherLayout(t *testing.T) {
 	onKernel(t)
-	pins := filepath.Join(bpffs(t), "gpufence", "v1")
+	pins := filepath.Join(bpffs(t), "gpufence", PinVersion)
 	if err := os.MkdirAll(filepath.Join(pins, "maps"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -172,6 +172,88 @@ func TestAdoptingAnotherLayout(t *testing.T) {
 	}
 	if _, err := os.Stat(kept); err != nil {
 		t.Errorf("it was taken away: %v", err)
+	}
+}
+
+// TestSupersede: what other versions have pinned goes, with what their links hold, and nothing else.
+func TestSupersede(t *testing.T) {
+	dir := filepath.Join(bpffs(t), "gpufence")
+	g := accounts(t)
+	g.dir = filepath.Join(dir, PinVersion)
+	for _, name := range []string{PinVersion, "v1", "v10", "v", "vm", "other"} {
+		if err := os.MkdirAll(filepath.Join(dir, name, "maps"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		m, err := g.maps["usages"].Clone()
+		if err == nil {
+			err = errors.Join(m.Pin(filepath.Join(dir, name, "maps", "usages")), m.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := func() (names []string) {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	if err := g.Supersede(); err != nil {
+		t.Fatal(err)
+	}
+	if names := there(); !slices.Equal(names, []string{"other", "v", PinVersion, "vm"}) {
+		t.Errorf("superseded: %v", names)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "v1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Unpin(g.dir); err != nil {
+		t.Fatal(err)
+	}
+	if names := there(); !slices.Equal(names, []string{"other", "v", "vm"}) {
+		t.Errorf("unpinned: %v", names)
+	}
+	if err := Unpin(g.dir); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+	// A folder of another name is one of ours alone.
+	if err := Unpin(filepath.Join(dir, "vm")); err != nil {
+		t.Fatal(err)
+	}
+	if names := there(); !slices.Equal(names, []string{"other", "v"}) {
+		t.Errorf("another's name: %v", names)
+	}
+	g.dir = filepath.Join(dir, "other", "maps", "usages", PinVersion)
+	if err := g.Supersede(); err == nil {
+		t.Error("where no folder can be, nothing was said")
+	}
+}
+
+// TestAnAccountHasABirth: two of the same cgroup are told apart, and a changed policy leaves it.
+func TestAnAccountHasABirth(t *testing.T) {
+	g := accounts(t)
+	born := func() uint64 {
+		t.Helper()
+		if err := g.SetPolicy(7, Policy{LimitBytes: 1}); err != nil {
+			t.Fatal(err)
+		}
+		var u gateUsage
+		if err := g.maps["usages"].Lookup(uint64(7), &u); err != nil {
+			t.Fatal(err)
+		}
+		return u.Born
+	}
+	first, changed := born(), born()
+	if err := g.DropPolicy(7); err != nil {
+		t.Fatal(err)
+	}
+	if next := born(); first == 0 || changed != first || next <= first {
+		t.Errorf("born %d, after a change %d, made anew %d", first, changed, next)
 	}
 }
 

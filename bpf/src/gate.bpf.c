@@ -6,7 +6,8 @@
 //   - Only programs write `usages`, by atomic additions; only gpufenced writes `policies`, `devices`,
 //     `exempt` and `configuration`. So neither can lose what the other wrote.
 //   - A charge is weighed against every managed cgroup above the task and added only where it has room, by compare
-//     and swap. What is refused is at no moment in the container's account: gpufenced reads that at any.
+//     and swap. What is refused is at no moment in the container's account, which gpufenced reads at any (but where in the
+//     middle of it `files` gets full, or another container has the file).
 //   - `charged` has what is in `used` before it is there, and `ended` only what the driver has answered or what was
 //     refused. So `charged` of now less `ended` of before is all that may have come since, however long it was held up.
 //   - What cannot be read or understood on a path that gives memory is refused.
@@ -35,7 +36,6 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
-	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
@@ -72,6 +72,12 @@ char LICENSE[] SEC("license") = "GPL";
 #define CHAIN 4	  /* how many managed cgroups may lie above one another */
 #define SHELVES 16384 /* a power of 2 */
 #define STRANGERS 1024 /* a power of 2 */
+#define FILES 65536
+// No container has more of them: one that opens what it can would else be a reason to refuse all others. So many processes
+// can have no contexts on a node's GPUs: there is no room for them.
+#define FILES_OF_ONE (FILES / 16)
+#define CLIENTS_OF_FILE 8 /* that are remembered */
+#define CLIENTS_OF_ONE (FILES / 16) /* of all files of a container */
 #define SHELF 4
 
 enum kind { KIND_CTL = 1, KIND_GPU, KIND_UVM, KIND_CLOSED, KIND_CANARY };
@@ -80,7 +86,7 @@ enum event_kind {
 	EV_QUOTA = 1, EV_CLASS, EV_COMPAT, EV_OPEN, EV_MALFORMED, EV_UVM, EV_DUP, EV_FOREIGN, EV_RACE, EV_UNMANAGED, EV_FULL, EV_HEAP, EV_TAINTED,
 };
 enum door { DOOR_IOCTL = 1, DOOR_COMPAT, DOOR_OPEN, DOOR_MMAP, DOOR_COPY };
-enum counter { GENERATION /* of policies, and of which cgroups are tainted */, SERIALS, COUNTERS };
+enum counter { GENERATION /* of policies, and of which cgroups are tainted */, SERIALS = 8 /* on another cache line: all calls read the first */, COUNTERS };
 enum stat { S_EVENTS_LOST, S_COMMITS, S_ROLLBACKS, S_COUNT };
 
 struct policy {
@@ -99,6 +105,9 @@ struct usage {
 	__u64 peak;	   // greatest `used` since it was last read
 	__u64 denied, denied_bytes, races, uvm;
 	__u64 event_second, event_count;
+	__u64 born;    // another one's for every account of the same cgroup
+	__u64 files;   // of `files`, those that are this container's
+	__u64 clients; // what those claim of `clients`
 };
 
 struct settings {
@@ -121,8 +130,17 @@ struct event {
 struct chain { __u64 id[CHAIN]; __u32 n; __u32 flags; }; // the innermost last, whose flags these are; of a file's owner RACED or 0
 #define RACED 0x80000000u   /* a request through this file was changed after the door */
 #define TAINTED 0x40000000u /* such a file is open in this cgroup */
-// serial: of all files that ever were, only this one's; its address comes again.
-struct owner { struct chain chain; __u64 bytes, uvm, serial, file; };
+// What a file holds of an account: of the one that was born then. A cgroup's account may end before its files are closed, and
+// the next one has nothing of theirs.
+struct share { __u64 cgroup, born, bytes; };
+// Whose a file is, the container first, then what is above it. serial: of all files that ever were, only this one's, since
+// its accounts were born; its address comes again. clients: that the driver has found to be this file's.
+struct owner { struct share shares[CHAIN]; __u64 uvm, serial, file; __u32 flags, clients[CLIENTS_OF_FILE], pad; };
+// A client that containers are known to have made. of: the container, 0 where several say so: one of them has changed a
+// request after the door. claims: of so many open files.
+struct client { __u64 of, claims; };
+// When the accounts of a chain were born, the container's first.
+struct births { __u64 of[CHAIN]; };
 // What was charged for what a program calls `what`: its client, and its handle. serial: of the file's owner; 0: none; BUSY:
 // who has put that there reads or writes the rest.
 struct object { __u64 serial, file, what, size; };
@@ -130,7 +148,7 @@ struct object { __u64 serial, file, what, size; };
 struct shelf { struct object objects[SHELF]; };
 struct inflight {
 	struct chain chain;
-	__u64 file, charged, pending, to;
+	__u64 file, charged, pending, to, serial, born; // of the file's owner, and of the container's account
 	__u32 client, handle, nr, class, active, verified, n, pad;
 };
 struct place { struct chain chain; __u64 cgroup, generation; }; // the managed cgroups above `cgroup`
@@ -148,9 +166,9 @@ MAP(devices, BPF_MAP_TYPE_HASH, 2048, __u32, __u32);
 MAP(majors, BPF_MAP_TYPE_ARRAY, MAJORS, __u32, __u32); // 1 where a device of that major number is or was guarded
 MAP(strangers, BPF_MAP_TYPE_ARRAY, STRANGERS, __u32, __u64); // cgroups that are in no managed one; see stranger()
 MAP(exempt, BPF_MAP_TYPE_HASH, 1024, __u64, __u32);
-MAP(files, BPF_MAP_TYPE_HASH, 32768, __u64, struct owner);
+MAP(files, BPF_MAP_TYPE_HASH, FILES, __u64, struct owner);
 MAP(objects, BPF_MAP_TYPE_ARRAY, SHELVES, __u32, struct shelf);
-MAP(clients, BPF_MAP_TYPE_LRU_HASH, 16384, __u32, __u64);
+MAP(clients, BPF_MAP_TYPE_HASH, FILES, __u32, struct client);
 MAP(adjusted, BPF_MAP_TYPE_HASH, 8192, __u64, __s64); // sum of what gpufenced has added to a cgroup's `used`; see close_account()
 MAP(tainted, BPF_MAP_TYPE_HASH, 8192, __u64, __u64); // how many open files of a cgroup are RACED; see taint()
 MAP(configuration, BPF_MAP_TYPE_ARRAY, 1, __u32, struct settings);
@@ -260,25 +278,60 @@ static __always_inline void tell(__u32 kind, __u32 door, __u64 cgroup, __u64 siz
 	bpf_ringbuf_submit(e, flags);
 }
 
-static __always_inline void uncharge(const struct chain *c, __u64 size)
+// Which of a chain a level is, counted from the container.
+static __always_inline __u32 above(const struct chain *c, __u32 level) { return (c->n - 1 - level) & (CHAIN - 1); }
+
+// Takes so much off a sum, or what there is of it.
+// Not static, as all that follow without it: so the verifier looks at it once.
+__attribute__((noinline)) __u64 take_off(__u64 *sum, __u64 size)
+{
+	if (!sum)
+		return 0;
+	for (int try = 0; try < 8; try++) {
+		__u64 was = *(volatile __u64 *)sum, part = was < size ? was : size;
+		if (!part || __sync_val_compare_and_swap(sum, was, was - part) == was)
+			return part;
+	}
+	__u64 was = __sync_fetch_and_sub(sum, size); // others come before it again and again
+	if (was >= size)
+		return size;
+	__sync_fetch_and_add(sum, size - was);
+	return was;
+}
+
+// The account of a cgroup, if it is still that one.
+static __always_inline struct usage *account(__u64 id, __u64 born)
+{
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	return u && u->born == born ? u : 0;
+}
+
+// Takes what a file holds, or was to hold, off an account.
+__attribute__((noinline)) int discharge(__u64 id, __u64 born, __u64 size)
+{
+	struct usage *u = account(id, born);
+	if (!u)
+		return 0;
+	__sync_fetch_and_add(&u->credited, size); // first: see adjust_usage()
+	take_off(&u->used, size);
+	return 0;
+}
+
+// What a file holds goes off its accounts.
+static __always_inline void uncharge(struct owner *o, __u64 size)
 {
 	for (__u32 i = 0; i < CHAIN; i++) {
-		if (i >= c->n)
+		struct share *s = &o->shares[i];
+		if (!s->cgroup)
 			break;
-		__u64 id = c->id[i];
-		struct usage *u = bpf_map_lookup_elem(&usages, &id);
-		if (!u)
-			continue;
-		__sync_fetch_and_add(&u->credited, size); // first: see adjust_usage()
-		__sync_fetch_and_sub(&u->used, size);
+		discharge(s->cgroup, s->born, take_off(&s->bytes, size));
 	}
 }
 
 // Of a charge nothing more comes. The container's account alone is compared with NVML.
-static __always_inline void end_charge(const struct chain *c, __u64 size)
+static __always_inline void end_charge(__u64 id, __u64 born, __u64 size)
 {
-	__u64 id = leaf(c);
-	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	struct usage *u = size ? account(id, born) : 0;
 	if (u)
 		__sync_fetch_and_add(&u->ended, size);
 }
@@ -328,9 +381,23 @@ added:
 	return over;
 }
 
-// Charges all of a chain or none. force: the driver has given it already. ends: nothing more comes of it.
-static __always_inline int charge(const struct chain *c, __u64 size, int force, int ends, __u32 class)
+// Takes a charge off the outer ones of a chain again, so many of them.
+static __always_inline void discharge_all(const struct chain *c, const struct births *b, __u32 done, __u64 size)
 {
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= done)
+			break;
+		discharge(c->id[i], b->of[above(c, i)], size);
+	}
+}
+
+// Charges all of a chain or none, and says which accounts.
+enum charging { FORCE = 1 /* the driver has given it already */, ENDS = 2 /* nothing more comes of it */ };
+__attribute__((noinline)) int charge(const struct chain *c, struct births *b, __u64 size, __u32 how, __u32 class)
+{
+	if (!c || !b)
+		return -ENOMEM;
+	int force = how & FORCE, ends = how & ENDS;
 	int rc = 0;
 	__u32 done = 0, kind = EV_QUOTA;
 	__u64 over = 0, limit = 0;
@@ -347,6 +414,7 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 			rc = -ENOMEM; // it is being taken away: nothing more is given
 			break;
 		}
+		b->of[above(c, i)] = u->born;
 		__sync_fetch_and_add(&u->charged, size);
 		if (force) {
 			now = __sync_fetch_and_add(&u->used, size) + size;
@@ -377,15 +445,7 @@ static __always_inline int charge(const struct chain *c, __u64 size, int force, 
 		tell(kind, DOOR_IOCTL, over, size, limit, class, ENOMEM);
 	if (!rc)
 		return 0;
-	// The outer ones come first, so these are never the container's own.
-	for (__u32 i = 0; i < CHAIN; i++) {
-		if (i >= done)
-			break;
-		__u64 id = c->id[i];
-		struct usage *u = bpf_map_lookup_elem(&usages, &id);
-		if (u)
-			__sync_fetch_and_sub(&u->used, size);
-	}
+	discharge_all(c, b, done, size); // the outer ones come first, so it is never the container's own
 	return rc;
 }
 
@@ -561,27 +621,127 @@ static __always_inline void begin_generation(void)
 		*(volatile __u64 *)s = 0;
 }
 
-// The file that a charge belongs to goes with it when it closes. What a request is made through stays open meanwhile, so
-// its owner stays where it is.
-static __always_inline struct owner *own(const struct chain *c, __u64 file)
+static __always_inline __u64 new_serial(void)
 {
-	struct owner *o = bpf_map_lookup_elem(&files, &file);
-	if (o)
-		return o;
 	__u64 *serials = counter(SERIALS);
-	if (!serials)
+	return serials ? __sync_fetch_and_add(serials, 1) + BUSY + 1 : 0;
+}
+
+// Whether a container may have one more file.
+static __always_inline int has_room(__u64 id)
+{
+	struct usage *u = bpf_map_lookup_elem(&usages, &id);
+	return !u || *(volatile __u64 *)&u->files < FILES_OF_ONE; // who has no account is given nothing at all
+}
+
+// The file that a charge belongs to goes with it when it closes. What a request is made through stays open meanwhile, so
+// its owner stays where it is. It is made after the charge: of what is refused nothing stays.
+__attribute__((noinline)) int own(const struct chain *c, const struct births *b, __u64 file)
+{
+	if (!c || !b)
 		return 0;
-	struct owner fresh = { .chain = *c, .serial = __sync_fetch_and_add(serials, 1) + BUSY + 1, .file = file };
-	fresh.chain.flags = 0;
-	bpf_map_update_elem(&files, &file, &fresh, BPF_NOEXIST); // another thread's is as good
-	return bpf_map_lookup_elem(&files, &file);
+	struct owner fresh = { .serial = new_serial(), .file = file };
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= c->n)
+			break;
+		__u32 to = above(c, i);
+		fresh.shares[to].cgroup = c->id[i];
+		fresh.shares[to].born = b->of[to];
+	}
+	struct usage *u = account(leaf(c), b->of[0]);
+	if (!u || !fresh.serial)
+		return 0;
+	if (!bpf_map_update_elem(&files, &file, &fresh, BPF_NOEXIST)) // else another thread's is as good
+		__sync_fetch_and_add(&u->files, 1);
+	return 0;
+}
+
+static __always_inline struct owner *owner(__u64 file) { return bpf_map_lookup_elem(&files, &file); }
+
+static __always_inline struct owner *owned(const struct chain *c, const struct births *b, __u64 file)
+{
+	own(c, b, file);
+	return owner(file);
 }
 
 static __always_inline int disowned(const struct chain *c, const struct owner *o)
 {
 	if (!o)
 		return -ENOMEM;
-	return leaf(&o->chain) != leaf(c) ? -EPERM : 0;
+	return o->shares[0].cgroup != leaf(c) ? -EPERM : 0;
+}
+
+// Whether a file holds something of another account than the one that there is now.
+static __always_inline int renewed(const struct share *s, __u64 cgroup, __u64 born) { return s->cgroup != cgroup || s->born != born; }
+
+// An account of a file's was made anew: what the file held of the one before is none of this one's, and frees of that are not
+// known any more.
+__attribute__((noinline)) int renew(__u64 file, __u32 level, __u64 cgroup, __u64 born)
+{
+	struct owner *o = owner(file);
+	if (!o)
+		return 0;
+	struct share *s = &o->shares[level & (CHAIN - 1)];
+	o->serial = new_serial();
+	if (!level)
+		o->uvm = 0;
+	s->bytes = 0;
+	s->cgroup = cgroup;
+	s->born = born;
+	return 0;
+}
+
+// What was charged goes when the file is closed.
+static __always_inline void hold(struct owner *o, const struct chain *c, const struct births *b, __u64 size)
+{
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= c->n)
+			break;
+		__u32 to = above(c, i);
+		struct share *s = &o->shares[to];
+		if (renewed(s, c->id[i], b->of[to]))
+			renew(o->file, to, c->id[i], b->of[to]);
+		__sync_fetch_and_add(&s->bytes, size);
+	}
+}
+
+// The driver has found a client to be a file's. What gives something through it is known so; the door has read its name,
+// and another thread may have changed that since, so who says it is believed only where nobody else does.
+__attribute__((noinline)) int claim(__u64 file, __u32 client)
+{
+	struct owner *o = owner(file);
+	if (!client || !o)
+		return 0;
+	__u64 id = o->shares[0].cgroup;
+	struct client first = { .of = id };
+	struct usage *u = account(id, o->shares[0].born);
+
+	if (!u)
+		return 0;
+	for (int i = 0; i < CLIENTS_OF_FILE; i++) {
+		__u32 *mine = &o->clients[i], has = *(volatile __u32 *)mine;
+		if (has == client)
+			return 0;
+		if (has)
+			continue;
+		if (*(volatile __u64 *)&u->clients >= CLIENTS_OF_ONE)
+			return 0;
+		int made = !bpf_map_update_elem(&clients, &client, &first, BPF_NOEXIST);
+		struct client *k = bpf_map_lookup_elem(&clients, &client);
+		if (!k)
+			return 0;
+		if (__sync_val_compare_and_swap(mine, 0, client)) { // another thread's, which asks for more than one at once
+			if (made)
+				bpf_map_delete_elem(&clients, &client);
+			return 0;
+		}
+		__sync_fetch_and_add(&u->clients, 1);
+		__sync_fetch_and_add(&k->claims, 1);
+		if (k->of != id)
+			k->of = 0;
+		return 0;
+	}
+	return 0;
 }
 
 static __always_inline __u64 what(__u32 client, __u32 handle) { return (__u64)client << 32 | handle; }
@@ -610,7 +770,6 @@ static __always_inline int is_open(__u64 file, __u64 serial)
 
 // Remembers what was charged for an object, in the place of what its handle stood for before, or of what was got through a
 // file that is closed. Where a shelf is full of others, it is not known: its free gives nothing back at once.
-// Not static: so the verifier looks at it once.
 __attribute__((noinline)) int remember(__u64 serial, __u64 file, __u64 what, __u64 size)
 {
 	struct shelf *s = shelf(serial, what);
@@ -665,23 +824,23 @@ static __always_inline void credit(const struct chain *c, const struct request *
 {
 	struct owner *o = bpf_map_lookup_elem(&files, &file);
 
-	if (!o || leaf(&o->chain) != leaf(c) || !conf()->credit_frees || c->flags & F_NO_CREDIT)
+	if (!o || o->shares[0].cgroup != leaf(c) || !conf()->credit_frees || c->flags & F_NO_CREDIT)
 		return;
 	__u64 bytes = forget(o->serial, what(r->client, r->handle));
-	if (!bytes)
-		return;
-	__sync_fetch_and_sub(&o->bytes, bytes);
-	struct chain chain = o->chain;
-	uncharge(&chain, bytes);
+	if (bytes)
+		uncharge(o, bytes);
 }
 
 // SIGKILL ends the process that changed a request, but what it got stays while another holds the same open file.
-// Until that is closed nobody of the container reaches the driver, so nobody maps or uses it.
+// Until that is closed nobody of the container reaches the driver, so nobody maps or uses it. Where the file is not known to
+// be the container's, that is for good.
 static __always_inline void taint(__u64 id, struct owner *o)
 {
-	__u32 was = o->chain.flags;
-	if (was & RACED || __sync_val_compare_and_swap(&o->chain.flags, was, was | RACED) != was)
-		return;
+	if (o) {
+		__u32 was = o->flags;
+		if (was & RACED || __sync_val_compare_and_swap(&o->flags, was, was | RACED) != was)
+			return;
+	}
 	__u64 none = 0;
 	bpf_map_update_elem(&tainted, &id, &none, BPF_NOEXIST); // another file's is as good
 	__u64 *n = bpf_map_lookup_elem(&tainted, &id);
@@ -788,8 +947,9 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 		return 0;
 	}
 	if (r.nr == 0x34) {
-		__u64 *who = bpf_map_lookup_elem(&clients, &r.other);
-		if (conf()->close_dup && who && *who != leaf(&c)) {
+		struct client *who = bpf_map_lookup_elem(&clients, &r.other);
+		// Within one client it is this file's, or the driver refuses. Of one that is not known it may be anybody's.
+		if (conf()->close_dup && r.client != r.other && (!who || who->of != leaf(&c))) {
 			tell(EV_DUP, DOOR_IOCTL, leaf(&c), 0, 0, 0, EPERM);
 			return enforce ? -EPERM : 0;
 		}
@@ -803,30 +963,43 @@ static __always_inline int weigh(int sleeps, int compat, __u64 f, __u32 rdev, __
 	if (!p && watched)
 		return enforce ? -ENOMEM : 0; // before anything is charged, which nobody would take back
 	if (p && p->pending) { // nobody saw the end of the last one; a task makes one at a time
-		struct chain last = p->chain;
-		end_charge(&last, p->pending);
+		end_charge(leaf(&p->chain), p->born, p->pending);
 		p->pending = 0;
 	}
+	struct births born = {};
+	__u64 serial = 0;
 	if (r.size) {
-		struct owner *o = own(&c, f);
-		rc = disowned(&c, o);
+		struct owner *o = bpf_map_lookup_elem(&files, &f);
+		rc = o ? disowned(&c, o) : has_room(leaf(&c)) ? 0 : -ENOMEM;
+		if (!rc) {
+			rc = charge(&c, &born, r.size, watched ? 0 : ENDS, r.class); // else nobody will see its end
+			if (rc)
+				return rc;
+			if (!o)
+				o = owned(&c, &born, f);
+			rc = disowned(&c, o);
+			if (rc) {
+				discharge_all(&c, &born, c.n, r.size);
+				end_charge(leaf(&c), born.of[0], watched ? r.size : 0);
+			}
+		}
 		if (rc || !o) {
 			tell(rc == -EPERM ? EV_FOREIGN : EV_FULL, DOOR_IOCTL, leaf(&c), r.size, 0, r.class, rc);
 			return enforce ? rc : 0;
 		}
-		rc = charge(&c, r.size, 0, !watched, r.class); // else nobody will see its end
-		if (rc)
-			return rc;
-		__sync_fetch_and_add(&o->bytes, r.size);
+		hold(o, &c, &born, r.size);
+		serial = o->serial;
 		// A handle that the driver chooses is not known: gpufenced's look at NVML lowers that charge. What had this handle
 		// before has gone, with something above it, or was not given. Where copies are watched, it is known when it is given.
 		if (r.handle && !(watched && r.nr == 0x2b))
-			remember(o->serial, o->file, what(r.client, r.handle), r.size);
+			remember(serial, o->file, what(r.client, r.handle), r.size);
 	}
 	if (!p)
 		return 0;
 	p->chain = c;
 	p->file = f;
+	p->serial = serial;
+	p->born = born.of[0];
 	p->charged = r.size;
 	p->pending = watched ? r.size : 0;
 	p->client = r.client;
@@ -918,20 +1091,25 @@ static __always_inline int mmap_door(struct file *file)
 		tell(EV_COMPAT, DOOR_MMAP, id, 0, 0, 0, EPERM);
 		return enforce ? -EPERM : 0;
 	}
-	__u64 now = __sync_fetch_and_add(&u->uvm, bytes) + bytes, all = now + *(volatile __u64 *)&u->used;
-	struct owner *o = own(&c, (__u64)file);
-	rc = disowned(&c, o);
-	if (!rc && o)
-		__sync_fetch_and_add(&o->uvm, bytes);
-	if (all > p->uvm_limit || now < bytes || all < now || rc) {
-		tell(EV_UVM, DOOR_MMAP, id, bytes, p->uvm_limit, 0, ENOMEM);
-		if (enforce) {
-			__sync_fetch_and_sub(&u->uvm, bytes);
-			if (!rc && o)
-				__sync_fetch_and_sub(&o->uvm, bytes);
-			return rc ? rc : -ENOMEM;
-		}
+	__u64 f = (__u64)file, now = __sync_fetch_and_add(&u->uvm, bytes) + bytes, all = now + *(volatile __u64 *)&u->used;
+	struct owner *o = bpf_map_lookup_elem(&files, &f);
+	rc = o ? disowned(&c, o) : has_room(id) ? 0 : -ENOMEM;
+	int over = all > p->uvm_limit || now < bytes || all < now, full = rc == -ENOMEM;
+	if (!rc && !o && !(over && enforce)) {
+		struct births born = { .of = { u->born } };
+		o = owned(&c, &born, f);
+		rc = disowned(&c, o);
+		full = rc == -ENOMEM;
 	}
+	if (over || rc)
+		tell(full ? EV_FULL : rc ? EV_FOREIGN : EV_UVM, DOOR_MMAP, id, bytes, p->uvm_limit, 0, rc ? rc : ENOMEM);
+	if (rc || (over && enforce) || !o) {
+		take_off(&u->uvm, bytes); // nothing would take it off later
+		return !enforce ? 0 : rc ? rc : -ENOMEM;
+	}
+	if (renewed(&o->shares[0], id, u->born))
+		renew(f, 0, id, u->born);
+	__sync_fetch_and_add(&o->uvm, bytes);
 	return 0;
 }
 
@@ -1003,31 +1181,37 @@ int mod_mmap(__u64 *ctx) { return verdict((int)ARG(3) ? (int)ARG(3) : mmap_door(
 // Takes what was charged through a file off its accounts, less what gpufenced has taken off them before: it does so for
 // memory that NVML does not show any more, and whose that was is not known. Taken off twice, an account would stand for
 // less than the other files hold; not taken off, gpufenced does it within a settle.
-static __always_inline void close_account(const struct owner *o)
+__attribute__((noinline)) int close_account(__u64 id, __u64 born, __u64 bytes)
 {
-	for (__u32 i = 0; i < CHAIN; i++) {
-		if (i >= o->chain.n)
+	struct usage *u = account(id, born);
+	if (!u)
+		return 0;
+	__sync_fetch_and_add(&u->credited, bytes); // first: see adjust_usage()
+	__s64 *a = bpf_map_lookup_elem(&adjusted, &id);
+	for (int try = 0; a && try < 8; try++) {
+		__s64 was = *(volatile __s64 *)a;
+		if (was >= 0)
 			break;
-		__u64 id = o->chain.id[i], bytes = o->bytes;
-		struct usage *u = bpf_map_lookup_elem(&usages, &id);
-		if (!u)
-			continue;
-		__sync_fetch_and_add(&u->credited, bytes); // first: see adjust_usage()
-		__s64 *a = bpf_map_lookup_elem(&adjusted, &id);
-		for (int try = 0; a && try < 8; try++) {
-			__s64 was = *(volatile __s64 *)a;
-			if (was >= 0)
-				break;
-			__u64 before = -was, part = before < bytes ? before : bytes;
-			if (__sync_val_compare_and_swap(a, was, was + (__s64)part) == was) {
-				bytes -= part;
-				break;
-			}
-			if (try == 7)
-				bytes = 0; // many files close at once: gpufenced will see
+		__u64 before = -was, part = before < bytes ? before : bytes;
+		if (__sync_val_compare_and_swap(a, was, was + (__s64)part) == was) {
+			bytes -= part;
+			break;
 		}
-		__sync_fetch_and_sub(&u->used, bytes);
+		if (try == 7)
+			bytes = 0; // many files close at once: gpufenced will see
 	}
+	take_off(&u->used, bytes);
+	return 0;
+}
+
+// A file says no more whose a client is. With the last that does it is not known.
+static __always_inline void unclaim(struct usage *u, __u32 client)
+{
+	struct client *k = bpf_map_lookup_elem(&clients, &client);
+	if (u)
+		take_off(&u->clients, 1);
+	if (k && __sync_fetch_and_sub(&k->claims, 1) == 1)
+		bpf_map_delete_elem(&clients, &client);
 }
 
 // The last reference to an open device is gone, and with it everything that was taken through it. This is
@@ -1041,17 +1225,27 @@ int file_gone(__u64 *ctx)
 		return 0;
 	struct owner last = *o;
 	bpf_map_delete_elem(&files, &f);
-	if (last.bytes)
-		close_account(&last);
-	__u64 id = leaf(&last.chain);
-	__u64 *n = last.chain.flags & RACED ? bpf_map_lookup_elem(&tainted, &id) : 0;
+	__u64 id = last.shares[0].cgroup;
+	struct usage *u = account(id, last.shares[0].born);
+	for (int i = 0; i < CLIENTS_OF_FILE; i++) {
+		if (!last.clients[i])
+			break;
+		unclaim(u, last.clients[i]);
+	}
+	for (__u32 i = 0; i < CHAIN; i++) {
+		const struct share *s = &last.shares[i];
+		if (s->bytes)
+			close_account(s->cgroup, s->born, s->bytes);
+	}
+	if (!u)
+		return 0;
+	take_off(&u->files, 1);
+	take_off(&u->uvm, last.uvm);
+	__u64 *n = last.flags & RACED ? bpf_map_lookup_elem(&tainted, &id) : 0;
 	if (n) {
-		__sync_fetch_and_sub(n, 1);
+		take_off(n, 1);
 		begin_generation();
 	}
-	struct usage *u = bpf_map_lookup_elem(&usages, &id);
-	if (u && last.uvm)
-		__sync_fetch_and_sub(&u->uvm, last.uvm);
 	return 0;
 }
 
@@ -1078,12 +1272,22 @@ static __always_inline void look(struct inflight *p, __u64 copy, __u32 n, int ou
 	if (size > p->charged) {
 		__u64 more = size - p->charged, id = leaf(&p->chain);
 		struct chain c = p->chain;
-		charge(&c, more, 1, 0, p->class);
+		struct births born = {};
+		charge(&c, &born, more, FORCE, p->class);
+		if (p->born != born.of[0])
+			p->pending = 0; // of another account
+		p->born = born.of[0];
 		p->pending += more;
 		__u64 f = p->file;
-		struct owner *o = own(&c, f);
-		if (!disowned(&c, o) && o)
-			__sync_fetch_and_add(&o->bytes, more);
+		struct owner *o = bpf_map_lookup_elem(&files, &f);
+		if (!o && has_room(id))
+			o = owned(&c, &born, f);
+		if (disowned(&c, o))
+			o = 0; // it is charged, and no file's
+		if (o) {
+			hold(o, &c, &born, more);
+			p->serial = o->serial;
+		}
 		p->charged = size;
 		// On the way out the driver has put what it gave, which may be more than was asked for.
 		int proven = !(out && p->verified) && !(n == 120 && p->class == 0xb1);
@@ -1095,13 +1299,23 @@ static __always_inline void look(struct inflight *p, __u64 copy, __u32 n, int ou
 			struct policy *pol = bpf_map_lookup_elem(&policies, &id);
 			if (conf()->kill_races && pol && pol->flags & F_ENFORCE) {
 				bpf_send_signal(9);
-				o = bpf_map_lookup_elem(&files, &f);
-				if (o)
-					taint(id, o);
+				taint(id, o);
 			}
 		}
 	}
 	p->verified = 1;
+}
+
+static __always_inline void when_born(const struct chain *c, struct births *b)
+{
+	for (__u32 i = 0; i < CHAIN; i++) {
+		if (i >= c->n)
+			break;
+		__u64 id = c->id[i];
+		struct usage *u = bpf_map_lookup_elem(&usages, &id);
+		if (u)
+			b->of[above(c, i)] = u->born;
+	}
 }
 
 static __always_inline void copied_in(__u64 to, __u32 n)
@@ -1114,19 +1328,30 @@ static __always_inline void copied_in(__u64 to, __u32 n)
 static __always_inline void copied_out(__u64 from, __u32 n)
 {
 	struct inflight *p = flying();
-	if (!p || !is_params(n))
+	if (!p)
 		return;
-	look(p, from, n, 1);
+	int params = is_params(n);
+	if (params)
+		look(p, from, n, 1);
+	else if (p->nr != 0x2b)
+		return;
 	// It was given. The driver has found this client to be this file's.
 	__u32 client = p->client;
-	__u64 id = leaf(&p->chain);
-	bpf_map_update_elem(&clients, &client, &id, BPF_ANY);
 	__u64 f = p->file;
 	struct owner *o = bpf_map_lookup_elem(&files, &f);
-	if (o && p->handle && p->charged && p->nr == 0x2b)
+	if (!o && has_room(leaf(&p->chain))) {
+		struct chain c = p->chain;
+		struct births born = {};
+		when_born(&c, &born);
+		o = owned(&c, &born, f);
+	}
+	if (o && o->shares[0].cgroup == leaf(&p->chain))
+		claim(f, client);
+	if (!params)
+		return;
+	if (o && p->handle && p->charged && p->nr == 0x2b && o->serial == p->serial)
 		remember(o->serial, o->file, what(client, p->handle), p->charged);
-	struct chain c = p->chain;
-	end_charge(&c, p->pending);
+	end_charge(leaf(&p->chain), p->born, p->pending);
 	p->pending = 0;
 	p->charged = 0;
 	p->active = 0;
@@ -1141,16 +1366,14 @@ static __always_inline void ended(void)
 		return;
 	p->active = 0;
 	__u64 f = p->file, bytes = p->charged;
-	struct chain c = p->chain;
 	if (conf()->commits && bytes && p->nr == 0x2b) {
 		struct owner *o = bpf_map_lookup_elem(&files, &f);
-		if (o) {
-			__sync_fetch_and_sub(&o->bytes, bytes);
-			uncharge(&c, bytes);
+		if (o && o->serial == p->serial) {
+			uncharge(o, bytes);
 			count(S_ROLLBACKS);
 		}
 	}
-	end_charge(&c, p->pending); // last: until then it is in `used`
+	end_charge(leaf(&p->chain), p->born, p->pending); // last: until then it is in `used`
 	p->pending = 0;
 }
 

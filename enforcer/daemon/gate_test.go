@@ -61,6 +61,8 @@ func (k *gateKernel) SetPolicy(c uint64, p bpf.Policy) error {
 	})
 	return nil
 }
+func (k *gateKernel) Supersede() error { return nil }
+
 func (k *gateKernel) Managed() (ids []uint64, err error) {
 	k.locked(func() { ids = slices.Collect(maps.Keys(k.policies)) })
 	return ids, nil

@@ -42,6 +42,7 @@ type GateKernel interface {
 	Release() string
 	Misses() (uint64, error)
 	Managed() ([]uint64, error)
+	Supersede() error
 	Events(ctx context.Context, f func(bpf.Event)) error
 	Close() error
 }
@@ -710,8 +711,8 @@ func (f *Gate) Sample(id policy.ContainerID, gpu string, at, took time.Duration,
 	return v.Kill && h.policy.Enforce, v.Why, nil
 }
 
-// Adopt forgets what the kernel manages and nobody registered has: containers that ended while nobody watched. It
-// comes after every registered container was raised again.
+// Adopt forgets what the kernel manages and nobody registered has: containers that ended while nobody watched, and the gate
+// of another version of gpufence's. It comes after every registered container was raised again.
 func (f *Gate) Adopt() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -732,7 +733,7 @@ func (f *Gate) Adopt() error {
 			errs = append(errs, f.kernel.DropPolicy(id))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.kernel.Supersede())...)
 }
 
 // Denial is what a request was refused for, or would have been.

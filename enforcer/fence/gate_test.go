@@ -5,6 +5,7 @@ package fence
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -28,10 +29,12 @@ type fakeGate struct {
 	carrier  bpf.Carrier
 	copies   bpf.Copies
 	misses   uint64
-	failing  error // of Configure
+	failing  error // of Configure and Supersede
 	history  []bpf.Settings
 	events   chan bpf.Event
 	between  func(*bpf.Usage) // its account was read and what is given back
+	// superseded are who was managed when the gate of another version was taken down.
+	superseded []uint64
 }
 
 func (f *fakeGate) Configure(s bpf.Settings) error {
@@ -61,6 +64,10 @@ func (f *fakeGate) Events(ctx context.Context, tell func(bpf.Event)) error {
 	}
 }
 func (f *fakeGate) Close() error { return nil }
+func (f *fakeGate) Supersede() error {
+	f.superseded = slices.Sorted(maps.Keys(f.policies))
+	return f.failing
+}
 func (f *fakeGate) Managed() ([]uint64, error) {
 	var ids []uint64
 	for id := range f.policies {
@@ -181,6 +188,14 @@ func TestGateRaiseAndLower(t *testing.T) {
 	if err := f.Adopt(); err != nil || len(k.policies) != 2 {
 		t.Errorf("%v, %v", err, k.policies)
 	}
+	if want := []uint64{min(own, pod), max(own, pod)}; !slices.Equal(k.superseded, want) {
+		t.Errorf("while %v were managed another version's gate was taken down, want %v", k.superseded, want)
+	}
+	k.failing = errors.New("read-only file system")
+	if err := f.Adopt(); !errors.Is(err, k.failing) {
+		t.Errorf("another version's gate stays, and nobody says so: %v", err)
+	}
+	k.failing = nil
 	s.Observed = true
 	if err := f.Resize(t.Context(), s); err != nil || k.policies[own].Enforce {
 		t.Errorf("observed, it refuses: %v", err)

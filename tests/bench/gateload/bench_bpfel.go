@@ -32,6 +32,12 @@ type benchAdjust struct {
 	Pad            uint32
 }
 
+type benchClient struct {
+	_      structs.HostLayout
+	Of     uint64
+	Claims uint64
+}
+
 type benchKind uint32
 
 const (
@@ -43,17 +49,19 @@ const (
 )
 
 type benchOwner struct {
-	_     structs.HostLayout
-	Chain struct {
-		_     structs.HostLayout
-		Id    [4]uint64
-		N     uint32
-		Flags uint32
+	_      structs.HostLayout
+	Shares [4]struct {
+		_      structs.HostLayout
+		Cgroup uint64
+		Born   uint64
+		Bytes  uint64
 	}
-	Bytes  uint64
-	Uvm    uint64
-	Serial uint64
-	File   uint64
+	Uvm     uint64
+	Serial  uint64
+	File    uint64
+	Flags   uint32
+	Clients [8]uint32
+	Pad     uint32
 }
 
 type benchPolicy struct {
@@ -123,6 +131,8 @@ type benchTask struct {
 		Charged  uint64
 		Pending  uint64
 		To       uint64
+		Serial   uint64
+		Born     uint64
 		Client   uint32
 		Handle   uint32
 		Nr       uint32
@@ -147,6 +157,9 @@ type benchUsage struct {
 	Uvm         uint64
 	EventSecond uint64
 	EventCount  uint64
+	Born        uint64
+	Files       uint64
+	Clients     uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -167,7 +167,7 @@ func (d *door) closed(id uint64) {
 	var o benchOwner
 	d.check(d.objs.Files.Lookup(theFile, &o))
 	d.check(d.objs.Files.Delete(theFile))
-	d.adjust(benchAdjust{Cgroup: id, Bytes: -int64(o.Bytes)})
+	d.adjust(benchAdjust{Cgroup: id, Bytes: -int64(o.Shares[0].Bytes)})
 }
 
 // inCgroups makes cgroups below one another, and takes them away at the end.

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -401,7 +402,25 @@ int main(int argc, char **argv)
 #endif
 		else if (IS("null")) { struct nvos64 a = {CLIENT, CLIENT, 1, 0x40, 0, 0, 128, 0, 0, 0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a); }
 		else if (IS("short")) { char a[36] = {0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), a); }
-		else if (IS("dup")) { u32 a[7] = {CLIENT, CLIENT, 1, v[0], 1, 0, 0}; rc = ioctl(fd, IOC(0x34, sizeof(a)), a); }
+		else if (IS("dup")) { u32 me = v[1] ? v[1] : CLIENT + 1, a[7] = {me, me, 1, v[0], 1, 0, 0}; rc = ioctl(fd, IOC(0x34, sizeof(a)), a); } // of one client's object, for another
+		else if (IS("device")) { // an object with parameters that are not those of memory, by a client
+			char params[56] = {0};
+			struct nvos64 a = {v[0], v[0], v[1], 0x80, (u64)params, 0, sizeof(params), 0, 0, 0};
+			rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a);
+			status = a.status;
+		} else if (IS("files")) { // opens so many, each asks for so many bytes; how many asked with success, and the first error
+			u64 asked = 0;
+			int e = 0;
+			struct rlimit many = {65536, 65536};
+			setrlimit(RLIMIT_NOFILE, &many);
+			for (u64 k = 0; k < v[0]; k++) {
+				if (k) fd = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+				if (!os64(v[1], 1, 0x40, 0, 0)) asked++;
+				else if (!e) e = errno;
+			}
+			printf("files asked %llu error %d\n", (unsigned long long)asked, e);
+			continue;
+		}
 		else if (IS("host")) { u32 a[14] = {CLIENT, CLIENT, 1, v[0]}; rc = ioctl(fd, IOC(0x27, sizeof(a)), a); } // NV_ESC_RM_ALLOC_MEMORY of a class
 #ifdef __x86_64__
 		else if (IS("mmap32")) { // old_mmap: the 32-bit call, whose length is where the 64-bit one has none

@@ -3,8 +3,12 @@
 package guest
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -143,5 +147,130 @@ func TestManagedMemoryBesideDeviceMemory(t *testing.T) {
 				t.Errorf("%d and %d bytes stay, %d denied, want %d", u.Used, u.UVM, u.Denied-before, tt.denied)
 			}
 		})
+	}
+}
+
+// reached waits until a client that sends its file has come so far.
+func reached(t *testing.T, socket string) {
+	t.Helper()
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			return
+		}
+		if time.Since(began) > 2*time.Minute {
+			t.Fatalf("nobody is at %s", socket)
+		}
+	}
+}
+
+// TestAnAccountIsMadeAnew: a container and its pod are let go while files are open, and managed again. What the files held
+// before is none of the new accounts', whether they are closed, freed through or asked through again.
+func TestAnAccountIsMadeAnew(t *testing.T) {
+	g := opened(t)
+	_, podID := cgroup(t, "pod")
+	dir, id := cgroup(t, "pod/container")
+	manage := func() {
+		t.Helper()
+		limit(t, g, podID, gib)
+		limit(t, g, id, 500*mib)
+	}
+	used := func(when string, bytes, ranges uint64) {
+		t.Helper()
+		pod, container := usage(t, g, podID), usage(t, g, id)
+		if pod.Used != bytes || container.Used != bytes || container.UVM != ranges || container.Ended > container.Charged {
+			t.Errorf("%s: pod %d KiB, container %d KiB and ranges of %d, want %d and %d", when, int64(pod.Used)>>10, int64(container.Used)>>10, int64(container.UVM)>>10, bytes>>10, ranges>>10)
+		}
+	}
+	manage()
+	folder := t.TempDir()
+	at := func(i int) string { return filepath.Join(folder, fmt.Sprint(i)) }
+	s := start(t, dir, fmt.Sprintf("os64:%d:1", 60*mib), fmt.Sprintf("mmap:%d", 32*mib), "send:"+at(1), fmt.Sprintf("os64:%d:2", 20*mib), "send:"+at(2), "free:1", "send:"+at(3), "free:2", "send:"+at(4),
+		fmt.Sprintf("os64:%d:3", 8*mib), "send:"+at(5))
+	closes := start(t, dir, fmt.Sprintf("os64:%d:1", 40*mib), fmt.Sprintf("mmap:%d", 16*mib), "send:"+at(6))
+	next := func(i int) {
+		t.Helper()
+		client(t, "/sys/fs/cgroup", "receive:"+at(i))
+		reached(t, at(i+1))
+	}
+	reached(t, at(1))
+	reached(t, at(6))
+	used("before", 100*mib, 48*mib)
+	for _, cgroup := range []uint64{id, podID} {
+		if err := g.DropPolicy(cgroup); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manage()
+	used("made anew", 0, 0)
+	client(t, "/sys/fs/cgroup", "receive:"+at(6))
+	closes.wait(t)
+	used("a file of before is closed", 0, 0)
+	next(1)
+	used("asked through a file of before", 20*mib, 0)
+	next(2)
+	used("what was got before is freed", 20*mib, 0)
+	next(3)
+	used("what was got since is freed", 0, 0)
+	next(4)
+	used("asked once more", 8*mib, 0)
+	client(t, "/sys/fs/cgroup", "receive:"+at(5))
+	s.wait(t)
+	used("the file is closed", 0, 0)
+	if got := client(t, dir, fmt.Sprintf("os64:%d:1", 400*mib)); got[0].errno != 0 {
+		t.Errorf("after that: %+v", got)
+	}
+}
+
+// TestFilesOfOneContainer: a container can open so many files that it has no room for one more, and no other is refused for
+// that; and what is refused takes no room.
+func TestFilesOfOneContainer(t *testing.T) {
+	g := opened(t)
+	const most = 4096
+	dir, id := cgroup(t, "container")
+	limit(t, g, id, gib)
+	other, otherID := cgroup(t, "other")
+	limit(t, g, otherID, 100*mib)
+	ctx, cancel := context.WithCancel(t.Context())
+	var full atomic.Int64
+	ended := make(chan error, 1)
+	go func() {
+		ended <- g.Events(ctx, func(e bpf.Event) {
+			if e.Cgroup == id && e.Kind.String() == "too-many-files" && e.Errno == int(unix.ENOMEM) {
+				full.Add(1)
+			}
+		})
+	}()
+	socket := filepath.Join(t.TempDir(), "full")
+	s := start(t, dir, fmt.Sprintf("files:%d:%d", most+8, 2*gib), fmt.Sprintf("files:%d:1", most+8), "mmap:4096", "send:"+socket)
+	reached(t, socket)
+	if got := client(t, other, fmt.Sprintf("os64:%d:1", mib)); got[0].errno != 0 {
+		t.Errorf("another container: %+v", got)
+	}
+	if got := client(t, dir, "os64:1:1"); got[0].errno != unix.ENOMEM {
+		t.Errorf("one more file: %+v", got)
+	}
+	if u := usage(t, g, id); u.Used != most*64<<10 || u.Ended != u.Charged {
+		t.Errorf("%+v", u)
+	}
+	client(t, "/sys/fs/cgroup", "receive:"+socket)
+	got := s.wait(t)
+	for i, want := range []uint64{0, most} {
+		if n := number(t, got[i].line, "asked"); n != want || number(t, got[i].line, "error") != uint64(unix.ENOMEM) {
+			t.Errorf("%s, want %d", got[i].line, want)
+		}
+	}
+	if u := usage(t, g, id); u.Used != 0 || u.UVM != 0 {
+		t.Errorf("all are closed: %+v", u)
+	}
+	if got := client(t, dir, "os64:1:1"); got[0].errno != 0 {
+		t.Errorf("when they are closed: %+v", got)
+	}
+	time.Sleep(400 * time.Millisecond) // not every event wakes the reader
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if full.Load() == 0 {
+		t.Error("nobody was told of it")
 	}
 }

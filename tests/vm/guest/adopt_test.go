@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ import (
 	"github.com/gpufence/gpufence/bpf"
 )
 
-const secondPins = "/sys/fs/bpf/second/v1"
+const secondPins = "/sys/fs/bpf/second/" + bpf.PinVersion
 
 // openAndDie is the process that opens a gate for a cgroup and is killed with it open.
 func openAndDie() {
@@ -96,6 +97,54 @@ func TestTheGateStaysClosedWithoutItsDaemon(t *testing.T) {
 		t.Errorf("%d bytes stay charged", u.Used)
 	}
 	// An upgrade's new programs take the place of the old ones: here the same, so the links stay.
+	if err := g.Remove(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAnotherVersionHoldsUntilItIsSuperseded: what an earlier gpufenced with another layout has pinned refuses until all that
+// runs is managed by this one, and nothing after that.
+func TestAnotherVersionHoldsUntilItIsSuperseded(t *testing.T) {
+	dir, id := cgroup(t, "container")
+	carrier, _ := expected()
+	opens := func(pins string) *bpf.Gate {
+		t.Helper()
+		g, err := bpf.Open(pins, carrier)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g.Adopted() {
+			t.Errorf("%s was there", pins)
+		}
+		return g
+	}
+	t.Cleanup(func() {
+		if err := bpf.Unpin(secondPins); err != nil {
+			t.Error(err)
+		}
+	})
+	asks := func(when string, bytes uint64, want unix.Errno) {
+		t.Helper()
+		if got := client(t, dir, fmt.Sprintf("os64:%d:1", bytes)); got[0].errno != want {
+			t.Errorf("%s: %s, want errno %d", when, got[0].line, want)
+		}
+	}
+	earlier := opens(filepath.Join(filepath.Dir(secondPins), "v1"))
+	guard(t, earlier)
+	limit(t, earlier, id, 100*mib)
+	if err := earlier.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g := opens(secondPins)
+	asks("nobody is managed here yet", 120*mib, unix.ENOMEM)
+	guard(t, g)
+	limit(t, g, id, 200*mib)
+	asks("managed by both", 120*mib, unix.ENOMEM)
+	if err := g.Supersede(); err != nil {
+		t.Fatal(err)
+	}
+	asks("superseded", 120*mib, 0)
+	asks("above this one's limit", 220*mib, unix.ENOMEM)
 	if err := g.Remove(); err != nil {
 		t.Error(err)
 	}

@@ -143,24 +143,71 @@ func TestStandInWindowThroughASharedFile(t *testing.T) {
 	}
 }
 
-// TestStandInDuplicates: at strict an object is duplicated within its container only.
+// TestStandInDuplicates: at strict an object is duplicated within its container only, and of a client that is known.
 func TestStandInDuplicates(t *testing.T) {
 	g, dir, _ := atStrict(t)
-	const source = 0xc1d00001 // the client's name for itself, as the driver knows it
+	const source, device, unknown = 0xc1d00001, 0xc1d00010, 0xc1d00011 // clients' names for themselves, as the driver knows them; the first is the one who takes memory
 	other, otherID := cgroup(t, "other")
 	limit(t, g, otherID, 100*mib)
-	holder := start(t, dir, fmt.Sprintf("os64:%d:1", mib), "send:/tmp/dup")
-	within := client(t, dir, "receive:/tmp/dup", fmt.Sprintf("dup:%d", source))
-	holder.wait(t)
-	if within[1].errno != 0 {
-		t.Errorf("within the container: %+v", within)
+	folder := t.TempDir()
+	at := func(name string) string { return filepath.Join(folder, name) }
+	dups := func(clients ...int) (steps []string) {
+		for _, c := range clients {
+			steps = append(steps, fmt.Sprintf("dup:%d", c))
+		}
+		return steps
 	}
-	if across := client(t, other, fmt.Sprintf("dup:%d", source)); across[0].errno != unix.EPERM {
-		t.Errorf("across containers: %+v", across)
+	check := func(who string, got []step, want ...unix.Errno) {
+		t.Helper()
+		for i, w := range want {
+			if s := got[len(got)-len(want)+i]; s.errno != w {
+				t.Errorf("%s: %s, want errno %d", who, s.line, w)
+			}
+		}
 	}
+	const no = unix.EPERM
+	holder := start(t, dir, fmt.Sprintf("os64:%d:1", mib), fmt.Sprintf("device:%d:2", device), "send:"+at("held"))
+	reached(t, at("held"))
+	check("within the container", client(t, dir, dups(source, device, unknown)...), 0, 0, no)
+	check("within a client", client(t, dir, fmt.Sprintf("dup:%d:%d", unknown, unknown)), 0)
+	check("across containers", client(t, other, dups(source, device, unknown)...), no, no, no)
+	// Who changes a request after the door has read it may say that another's client is his. Then it is nobody's, until
+	// both files are closed.
+	liar := start(t, other, fmt.Sprintf("device:%d:3", device), "send:"+at("claimed"))
+	reached(t, at("claimed"))
+	check("of who claims another's client", client(t, other, dups(device)...), no)
+	check("of whose client another claims", client(t, dir, dups(device, source)...), no, 0)
+	client(t, "/sys/fs/cgroup", "receive:"+at("claimed"))
+	liar.wait(t)
+	liar = start(t, other, fmt.Sprintf("device:%d:3", device), "send:"+at("again"))
+	reached(t, at("again"))
+	check("of who claims it again", client(t, other, dups(device)...), no)
+	client(t, "/sys/fs/cgroup", "receive:"+at("again"))
+	liar.wait(t)
 	policy(t, g, otherID, bpf.Policy{LimitBytes: 100 * mib, GPU: true, Minors: []int{0}})
-	if audited := client(t, other, fmt.Sprintf("dup:%d", source)); audited[0].errno != 0 {
-		t.Errorf("audited: %+v", audited)
+	check("audited", client(t, other, dups(source)...), 0)
+	client(t, "/sys/fs/cgroup", "receive:"+at("held"))
+	holder.wait(t)
+	check("when its file is closed", client(t, dir, dups(source, device)...), no, no)
+	check("and it is another's", client(t, dir, fmt.Sprintf("device:%d:1", device), fmt.Sprintf("dup:%d", device)), 0, 0)
+}
+
+// TestClientsOfAFile: the first of a file are known, and no more of them than there is room for.
+func TestClientsOfAFile(t *testing.T) {
+	_, dir, _ := atStrict(t)
+	var steps []string
+	const most = 8
+	for i := range most + 1 {
+		steps = append(steps, fmt.Sprintf("device:%d:1", 100+i))
+	}
+	for i := range most + 1 {
+		steps = append(steps, fmt.Sprintf("dup:%d", 100+i))
+	}
+	got := client(t, dir, steps...)[most+1:]
+	for i, s := range got {
+		if want := map[bool]unix.Errno{true: unix.EPERM}[i == most]; s.errno != want {
+			t.Errorf("client %d: %s, want errno %d", i, s.line, want)
+		}
 	}
 }
 

@@ -126,6 +126,11 @@ static void rm_alloc(struct open_file *f, u8 *b, u32 size)
 		if (!status && os_memcpy_to_user(user, kernel, psize))
 			status = BAD_OBJECT;
 		kfree(kernel);
+	} else if (class == 0x80) {
+		u8 device[56];
+
+		if (os_memcpy_from_user(device, user, sizeof(device)) || os_memcpy_to_user(user, device, sizeof(device)))
+			status = BAD_OBJECT;
 	}
 	AT(u32, size == 32 ? 28 : 40) = status;
 }
