@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,6 +57,7 @@ func newNode(t *testing.T, options node.Options) *node.Node {
 // run is one `gpufence canary -o json`.
 func run(t *testing.T, n *node.Node, args ...string) kube.Canary {
 	t.Helper()
+	before := cgroups(t)
 	// The wrapper beside the program, under the engine's name, as a package installs them.
 	cmd := exec.CommandContext(t.Context(), n.Dist("bin/gpufence"), append([]string{"canary", "-o", "json", "--socket", n.Socket, "--dir", n.Dir}, args...)...)
 	cmd.Env = append(os.Environ(), "GPUFENCE_CONFIG="+n.ConfigPath())
@@ -77,7 +79,27 @@ func run(t *testing.T, n *node.Node, args ...string) kube.Canary {
 	if err != nil || len(left) > 0 {
 		t.Errorf("%v is left, %v", left, err)
 	}
+	// Others may have canaries of theirs, which go.
+	if err := node.Until(t.Context(), "no cgroup is left", func() (bool, error) {
+		left = slices.DeleteFunc(cgroups(t), func(dir string) bool { return slices.Contains(before, dir) })
+		return len(left) == 0, nil
+	}); err != nil {
+		t.Errorf("%v: %v", err, left)
+	}
 	return got
+}
+
+// cgroups are those of canaries, at the root of every hierarchy.
+func cgroups(t *testing.T) (all []string) {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		found, err := filepath.Glob(filepath.Join(root, "gpufence-canary*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, found...)
+	}
+	return all
 }
 
 func TestHeld(t *testing.T) {

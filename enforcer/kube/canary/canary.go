@@ -19,12 +19,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -50,7 +52,7 @@ type Options struct {
 	Self    string // a static program that knows InsideCommand
 	Dir     string // where its folder is made; a tmpfs
 	Env     []string
-	Cgroup  string // its cgroup's parent, as the runtime takes it
+	Cgroup  string // what its cgroup's name begins with
 	Now     func() time.Time
 }
 
@@ -159,6 +161,10 @@ func (c *canary) annotations(value string) map[string]string {
 	}
 }
 
+// cgroup is the parent of its own: of no other canary, so that nobody needs it once this one has gone. It is not called
+// after the pod, which would be promised memory until gpufenced has seen it go.
+func (c *canary) cgroup() string { return c.o.Cgroup + "-" + c.id[:16] }
+
 // bundle writes what the runtime starts.
 func (c *canary) bundle(name, limit string) (string, error) {
 	dir := filepath.Join(c.dir, name)
@@ -188,7 +194,7 @@ func (c *canary) bundle(name, limit string) (string, error) {
 			{Destination: program, Type: "bind", Source: c.o.Self, Options: []string{"bind", "ro", "nosuid", "nodev"}},
 		},
 		Linux: &specs.Linux{
-			CgroupsPath: filepath.Join("/", c.o.Cgroup, c.id),
+			CgroupsPath: filepath.Join("/", c.cgroup(), "canary"),
 			Resources:   &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace},
@@ -413,8 +419,36 @@ func (c *canary) remove() error {
 		}
 		c.made = false
 	}
+	// The runtime removes the container's, and leaves its parent.
+	if err := removeCgroups(ctx, cgroupRoot, c.cgroup()); err != nil {
+		errs = append(errs, fmt.Errorf("remove the canary's cgroup: %w", err))
+	}
 	if err := os.RemoveAll(c.dir); err != nil {
 		errs = append(errs, fmt.Errorf("remove the canary's folder: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// removeCgroups removes the empty cgroups of a name at the root of every hierarchy; of v1 there are several.
+func removeCgroups(ctx context.Context, root, name string) error {
+	hierarchies, err := filepath.Glob(filepath.Join(root, "*", name))
+	if err != nil {
+		return fmt.Errorf("list hierarchies: %w", err)
+	}
+	var errs []error
+	for _, dir := range append(hierarchies, filepath.Join(root, name)) {
+		err := os.Remove(dir)
+		// Whoever has just ended may still be leaving.
+		for errors.Is(err, syscall.EBUSY) && ctx.Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+			err = os.Remove(dir)
+		}
+		// A hierarchy may have two names, and one of v2 is its own root.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
