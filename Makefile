@@ -95,16 +95,18 @@ test-shim:
 	  echo "suite test-shim $$part:$$word $$((SECONDS - start)) s"; done; \
 	  [ -z "$$failed" ] || { echo "test-shim failed:$$failed"; exit 1; }
 
+# On all cores, unless whoever called make has said on how many.
+TOGETHER = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 .PHONY: test-shim-library test-shim-coverage test-shim-builds test-shim-unchanged test-shim-images test-shim-asan test-shim-tsan
 test-shim-library:
-	@$(MAKE) -C shim test OUT=$(DIST)
+	@$(MAKE) -C shim $(TOGETHER) test OUT=$(DIST)
 test-shim-coverage: # every function that takes memory, with its table; and killed while at it
 	$(GOTEST) -count=1 ./tests/coverage
 	$(GOTEST) -count=1 -v ./tests/killfuzz
 	@cat $(DIST)/shim-coverage.md
 test-shim-builds:
 	@status=0; $(DEPS) --try $(SHIM_NEEDS) || status=$$?; \
-	  case $$status in 0) $(MAKE) -C shim test-builds OUT=$(DIST) ;; 3) ;; *) exit 1 ;; esac
+	  case $$status in 0) $(MAKE) -C shim $(TOGETHER) test-builds OUT=$(DIST) ;; 3) ;; *) exit 1 ;; esac
 test-shim-unchanged: # what is missing then is skipped by the test, by name
 	@$(DEPS) --try $(UNCHANGED_NEEDS) || [ $$? = 3 ]
 	$(GOTEST) -count=1 -parallel 3 ./tests/unchanged
@@ -112,9 +114,9 @@ test-shim-images:
 	@$(DEPS) --try $(IMAGES_NEEDS) || [ $$? = 3 ]
 	$(GOTEST) -count=1 ./tests/images
 test-shim-asan:
-	@$(MAKE) -C shim test-asan OUT=$(DIST)
+	@$(MAKE) -C shim $(TOGETHER) test-asan OUT=$(DIST)
 test-shim-tsan:
-	@$(MAKE) -C shim test-tsan OUT=$(DIST)
+	@$(MAKE) -C shim $(TOGETHER) test-tsan OUT=$(DIST)
 
 # The daemon and its parts, then the built gpufenced: who dies and who does not, 25 crashes under load, attacks.
 test-enforcer:
