@@ -38,7 +38,7 @@ func (b *bench) registered(req api.PrepareRequest, p *process) {
 // the pass that reads its request looks for the owner, and asks NVML again at once.
 func TestAskedBack(t *testing.T) {
 	b := newBench(t, func(c *config.Config) {
-		c.Sample, c.SampleIdle, c.Settle = 2*time.Second, 2*time.Second, 20*time.Millisecond
+		c.Sample, c.SampleIdle, c.Settle = patience/2, patience/2, 20*time.Millisecond
 	})
 	b.start()
 	req := request("a", "memory.max=4Gi")
@@ -48,6 +48,7 @@ func TestAskedBack(t *testing.T) {
 	dead := b.also(p)
 	shim := shimOf(t, resp, 0, dead.Process.Pid)
 	b.gpu.set(dead.Process.Pid, 2*gib)
+	b.d.poke()
 	b.eventually("the slot is known", func() bool { return b.view("a").GPUs[0].NVML == 2*gib })
 	if err := dead.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -58,10 +59,11 @@ func TestAskedBack(t *testing.T) {
 	shim = shimOf(t, resp, 1, p.pid) // another process, which is refused
 	shim.ask(1)
 	n := b.gpu.count()
+	b.d.poke()
 	b.eventually("a pass reads it", func() bool { return b.gpu.count() > n })
 	read := time.Now()
 	b.eventually("the next comes", func() bool { return b.gpu.count() > n+1 })
-	if waited := time.Since(read); waited > time.Second {
+	if waited := time.Since(read); waited > b.cfg.Sample/2 {
 		t.Errorf("the next sample came %s after the request was read, as if nobody had asked", waited)
 	}
 	if b.served() != 1 {

@@ -441,12 +441,12 @@ func TestLevelNotReached(t *testing.T) {
 			b.prepare(req)
 			p := b.container()
 			b.gpu.change(func() { tt.breaks(b.gpu) })
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
 			b.eventually("the GPU is degraded", func() bool {
 				info, ok := (*samples)(b.d).Newest(uuid0)
 				return ok && (!info.Complete || len(info.Unknown) > 0)
 			})
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
 			_, err := b.d.Register(ctx, api.RegisterRequest{Key: req.Key, PID: p.pid})
 			wantCode(t, err, quota.CodeLevelNotReached)
 			if err == nil || !strings.Contains(err.Error(), tt.say) {
@@ -617,7 +617,7 @@ func TestWithoutNVML(t *testing.T) {
 }
 
 func TestHolds(t *testing.T) {
-	b := newBench(t, func(c *config.Config) { c.PrepareHold, c.PagesHold = 50*time.Millisecond, 4*time.Second })
+	b := newBench(t, func(c *config.Config) { c.PrepareHold, c.PagesHold = 50*time.Millisecond, time.Hour })
 	b.start()
 	req := request("a", "memory.max=10Gi")
 	b.prepare(req)
@@ -642,6 +642,9 @@ func TestHolds(t *testing.T) {
 	}
 	never := request("never", "memory.max=1Gi")
 	b.prepare(never)
+	b.d.mu.Lock()
+	b.d.cfg.PagesHold = time.Second
+	b.d.mu.Unlock()
 	b.eventually("its pages are given up", func() bool { return b.view("never").State == "ended" })
 	if v := b.view("never"); v.EndReason != "never started" {
 		t.Errorf("ended: %q", v.EndReason)
@@ -684,8 +687,8 @@ func TestPrepareWaitsForDyingMemory(t *testing.T) {
 	if err := b.d.Unregister(context.Background(), api.UnregisterRequest{Key: req.Key}); err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(200*time.Millisecond, func() { b.gpu.set(p.pid, 0) })
 	began := time.Now()
+	time.AfterFunc(200*time.Millisecond, func() { b.gpu.set(p.pid, 0) })
 	b.prepare(request("b", "memory.max=10Gi"))
 	if took := time.Since(began); took < 150*time.Millisecond {
 		t.Errorf("it did not wait: %s", took)

@@ -96,7 +96,7 @@ func TestSetEveryKey(t *testing.T) {
 // A shrink that fails takes everything of the same request back, and nothing of another one.
 func TestSetKeysWithShrink(t *testing.T) {
 	for _, frees := range []bool{true, false} {
-		b := newBench(t, func(c *config.Config) { c.ResizeDeadline = 700 * time.Millisecond })
+		b := newBench(t, func(c *config.Config) { c.ResizeDeadline = 2 * time.Second })
 		b.start()
 		p := b.run(request("a", "memory.max=8Gi"))
 		b.gpu.set(p.pid, 6*gib)
