@@ -518,7 +518,9 @@ func TestRegisterWaitsForProof(t *testing.T) {
 			close(hang)
 		})
 	}}
+	b.d.mu.Lock() // the gate is told of policy meanwhile
 	b.d.fences = []fence.Fence{b.d.watch, slow}
+	b.d.mu.Unlock()
 	resp, err := b.d.Register(context.Background(), api.RegisterRequest{Key: req.Key, PID: p.pid})
 	if err != nil || resp.Level != quota.LevelReactive {
 		t.Fatalf("level %s, %v", resp.Level, err)
