@@ -118,9 +118,12 @@ func quiet() logrus.FieldLogger {
 	return l
 }
 
+// quietNRI is once for all: an engine that was stopped may still say something.
+var quietNRI = sync.OnceFunc(func() { nrilog.Set(nriLog{quiet()}) })
+
 func newEngine(t *testing.T, options ...adaptation.Option) *engine {
 	t.Helper()
-	nrilog.Set(nriLog{quiet()})
+	quietNRI()
 	dir, err := os.MkdirTemp("", "nri") // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
