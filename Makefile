@@ -101,8 +101,9 @@ TOGETHER = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 test-shim-library:
 	@$(MAKE) -C shim $(TOGETHER) test OUT=$(DIST)
 test-shim-coverage: # every function that takes memory, with its table; and killed while at it
-	$(GOTEST) -count=1 ./tests/coverage
-	$(GOTEST) -count=1 -v ./tests/killfuzz
+	@# The one waits for gpufenced most of its time, and the other for its killed.
+	@$(GOTEST) -count=1 -v ./tests/killfuzz >$(DIST)/killfuzz.txt 2>&1 & killed=$$!; failed=0; \
+	  $(GOTEST) -count=1 ./tests/coverage || failed=1; wait $$killed || failed=1; cat $(DIST)/killfuzz.txt; exit $$failed
 	@cat $(DIST)/shim-coverage.md
 test-shim-builds:
 	@status=0; $(DEPS) --try $(SHIM_NEEDS) || status=$$?; \

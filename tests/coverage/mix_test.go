@@ -19,6 +19,7 @@ import (
 // GPU must never have seen more than the limit, and what is given back must be given back in the
 // account too. GPUFENCE_MIX_SEED runs one seed.
 func TestMix(t *testing.T) {
+	t.Parallel()
 	dist := filepath.Dir(filepath.Dir(simtest.Dist(t, "clients/mix")))
 	n, err := node.New(t.Context(), node.Options{
 		Dist:   dist,
