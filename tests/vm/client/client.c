@@ -403,9 +403,9 @@ int main(int argc, char **argv)
 		else if (IS("null")) { struct nvos64 a = {CLIENT, CLIENT, 1, 0x40, 0, 0, 128, 0, 0, 0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a); }
 		else if (IS("short")) { char a[36] = {0}; rc = ioctl(fd, IOC(0x2b, sizeof(a)), a); }
 		else if (IS("dup")) { u32 me = v[1] ? v[1] : CLIENT + 1, a[7] = {me, me, 1, v[0], 1, 0, 0}; rc = ioctl(fd, IOC(0x34, sizeof(a)), a); } // of one client's object, for another
-		else if (IS("device")) { // an object with parameters that are not those of memory, by a client
+		else if (IS("device") || IS("root")) { // an object with parameters that are not those of memory, by a client; a client
 			char params[56] = {0};
-			struct nvos64 a = {v[0], v[0], v[1], 0x80, (u64)params, 0, sizeof(params), 0, 0, 0};
+			struct nvos64 a = {v[0], v[0], v[1], IS("root") ? 0x41 : 0x80, (u64)params, 0, sizeof(params), 0, 0, 0};
 			rc = ioctl(fd, IOC(0x2b, sizeof(a)), &a);
 			status = a.status;
 		} else if (IS("files")) { // opens so many, each asks for so many bytes; how many asked with success, and the first error

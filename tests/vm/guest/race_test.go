@@ -171,6 +171,7 @@ func TestStandInDuplicates(t *testing.T) {
 	check("within the container", client(t, dir, dups(source, device, unknown)...), 0, 0, no)
 	check("within a client", client(t, dir, fmt.Sprintf("dup:%d:%d", unknown, unknown)), 0)
 	check("across containers", client(t, other, dups(source, device, unknown)...), no, no, no)
+	check("of who has made a client and says another's name", client(t, other, fmt.Sprintf("root:%d:%d", unknown, unknown), fmt.Sprintf("dup:%d", unknown)), 0, no)
 	// Who changes a request after the door has read it may say that another's client is his. Then it is nobody's, until
 	// both files are closed.
 	liar := start(t, other, fmt.Sprintf("device:%d:3", device), "send:"+at("claimed"))

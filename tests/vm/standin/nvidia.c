@@ -126,10 +126,11 @@ static void rm_alloc(struct open_file *f, u8 *b, u32 size)
 		if (!status && os_memcpy_to_user(user, kernel, psize))
 			status = BAD_OBJECT;
 		kfree(kernel);
-	} else if (class == 0x80) {
-		u8 device[56];
+	} else if (class == 0x80 || class == 0x41) { /* a device; a client, which is asked for by nobody */
+		u8 params[56];
+		u32 n = class == 0x80 ? 56 : 4;
 
-		if (os_memcpy_from_user(device, user, sizeof(device)) || os_memcpy_to_user(user, device, sizeof(device)))
+		if (os_memcpy_from_user(params, user, n) || os_memcpy_to_user(user, params, n))
 			status = BAD_OBJECT;
 	}
 	AT(u32, size == 32 ? 28 : 40) = status;
