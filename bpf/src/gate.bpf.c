@@ -516,10 +516,17 @@ static __always_inline int decode(int sleeps, __u32 cmd, __u64 arg, struct reque
 		}
 		if (a.class != 0x40 && a.class != 0x90ce && a.class != 0x3e && a.class != 0x50a0)
 			return 0;
+		// The class alone decides nothing: another thread can change it. What looks like device memory is charged. Of these
+		// two the size is enough, and a short copy is cheaper by much.
+		if (a.class == 0x40 || a.class == 0x90ce) {
+			if (get(sleeps, &p.size, sizeof(p.size), a.params + __builtin_offsetof(struct params, size)))
+				return -EFAULT;
+			r->size = rounded(p.size);
+			return 0;
+		}
 		if (get(sleeps, &p, sizeof(p), a.params))
 			return -EFAULT;
-		// The class alone decides nothing: another thread can change it. What looks like device memory is charged.
-		if (a.class == 0x40 || a.class == 0x90ce || is_device_memory(&p))
+		if (is_device_memory(&p))
 			r->size = rounded(p.size);
 		return 0;
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // gateRounds is how often each is measured, side by side.
-const gateRounds = 9
+const gateRounds = 150
 
 // measureGate is what the gate adds to an ioctl, on the carrier that this kernel takes; nothing where it takes none.
 func measureGate(ctx context.Context, stderr io.Writer) ([]measurement, error) {

@@ -5,6 +5,7 @@
 package gateload
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,10 +16,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -34,7 +35,9 @@ const Carrier = "tp_btf/sys_enter"
 // calls [Work] then.
 const Command = "gate-load"
 
-// Cost is nanoseconds of CPU time an ioctl, a sample a round, each round side by side.
+// Cost is nanoseconds of CPU time an ioctl, each kind in turn with the others. A sample is some hundred calls, and of all
+// samples of a kind it has the quietest tenth: who shares a processor's caches and execution units slows any code down, and
+// longer code by more. Which these are, other calls say, made between the samples, and nothing that is measured.
 type Cost struct {
 	None      []float64 // no program
 	Empty     []float64 // one that does nothing
@@ -44,10 +47,10 @@ type Cost struct {
 	Denied    []float64 // one above it
 }
 
-// A sample is so many calls, and so many allocations are held at a time: as many as a large program has. They are freed
+// A sample is so many calls as allocations are held at a time: as many as a large program has. They are freed
 // outside of what is measured. Where all of the table of objects were filled, a sample would be of cold memory.
 const (
-	calls = 51200
+	calls = 12800 // of one kind in a round
 	held  = 256
 	asked = 64 << 10
 )
@@ -55,7 +58,7 @@ const (
 // ErrRefused says that this kernel takes no such program.
 var ErrRefused = errors.New("the kernel takes no program on " + Carrier)
 
-// Measure does.
+// Measure makes so many rounds.
 func Measure(ctx context.Context, rounds int) (c Cost, err error) {
 	root, err := unifiedRoot()
 	if err != nil {
@@ -87,9 +90,10 @@ func Measure(ctx context.Context, rounds int) (c Cost, err error) {
 	if err != nil {
 		return c, fmt.Errorf("set the measured gate up: %w", err)
 	}
-	sample := func(to *[]float64, dir, what string, n int) error {
-		ns, err := work(ctx, dir, what, n)
-		*to = append(*to, ns)
+	var none, empty, unmanaged, managedOnes, charged, denied samples
+	sample := func(to *samples, dir, what string) error {
+		more, err := work(ctx, dir, what, calls)
+		*to = append(*to, more...)
 		return err
 	}
 	with := func(p *ebpf.Program, f func() error) error {
@@ -101,15 +105,15 @@ func Measure(ctx context.Context, rounds int) (c Cost, err error) {
 	}
 	for range rounds {
 		err := errors.Join(
-			sample(&c.None, other, "control", calls),
-			with(objs.Empty, func() error { return sample(&c.Empty, other, "control", calls) }),
+			sample(&none, other, "control"),
+			with(objs.Empty, func() error { return sample(&empty, other, "control") }),
 			with(objs.DoorOnEnter, func() error {
 				return errors.Join(
-					sample(&c.Unmanaged, other, "alloc", calls),
-					sample(&c.Managed, managed, "control", calls),
-					sample(&c.Charged, managed, "alloc", calls),
+					sample(&unmanaged, other, "alloc"),
+					sample(&managedOnes, managed, "control"),
+					sample(&charged, managed, "alloc"),
 					limit(0),
-					sample(&c.Denied, managed, "alloc", calls),
+					sample(&denied, managed, "alloc"),
 					limit(math.MaxUint64))
 			}))
 		if err != nil {
@@ -123,7 +127,24 @@ func Measure(ctx context.Context, rounds int) (c Cost, err error) {
 	if want := uint64(rounds * calls); u.Charged != want*asked || u.Denied != want || u.Used != 0 {
 		return c, fmt.Errorf("measure the gate: %d of %d bytes were charged, %d stay so, and %d of %d calls were denied: the programs did not see them", u.Charged, want*asked, u.Used, u.Denied, want)
 	}
-	return c, nil
+	return Cost{None: none.quietest(), Empty: empty.quietest(), Unmanaged: unmanaged.quietest(), Managed: managedOnes.quietest(),
+		Charged: charged.quietest(), Denied: denied.quietest()}, nil
+}
+
+// sample is what a call took, and what one of the control took right before and after, the longer of both.
+type sample struct{ ns, control float64 }
+
+type samples []sample
+
+// quietest are the calls of the tenth of samples around which the control took least.
+func (s samples) quietest() []float64 {
+	s = slices.Clone(s)
+	slices.SortStableFunc(s, func(a, b sample) int { return cmp.Compare(a.control, b.control) })
+	var ns []float64
+	for _, one := range s[:(len(s)+9)/10] {
+		ns = append(ns, one.ns)
+	}
+	return ns
 }
 
 func unifiedRoot() (string, error) {
@@ -149,10 +170,10 @@ func cgroup(root, name string) (dir string, id uint64, err error) {
 }
 
 // work starts the program again, in a cgroup.
-func work(ctx context.Context, dir, what string, n int) (ns float64, err error) {
+func work(ctx context.Context, dir, what string, n int) (all samples, err error) {
 	fd, err := os.Open(dir)
 	if err != nil {
-		return 0, fmt.Errorf("open cgroup: %w", err)
+		return nil, fmt.Errorf("open cgroup: %w", err)
 	}
 	defer fd.Close()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", Command, what, strconv.Itoa(n))
@@ -160,15 +181,19 @@ func work(ctx context.Context, dir, what string, n int) (ns float64, err error) 
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return 0, fmt.Errorf("make calls in %s: %w", dir, err)
+		return nil, fmt.Errorf("make calls in %s: %w", dir, err)
 	}
-	if ns, err = strconv.ParseFloat(strings.TrimSpace(string(out)), 64); err != nil {
-		return 0, fmt.Errorf("read what calls took: %w", err)
+	for line := range strings.Lines(string(out)) {
+		var one sample
+		if _, err := fmt.Sscan(line, &one.ns, &one.control); err != nil {
+			return nil, fmt.Errorf("read what calls took: %w", err)
+		}
+		all = append(all, one)
 	}
-	return ns, nil
+	return all, nil
 }
 
-// Work makes calls and prints what one took: args are what to ask for, and how often.
+// Work makes calls and prints what one took, and one of the control, a line a sample: args are what to ask for, and how often.
 func Work(args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("make calls: want a kind and a number, got %q", args)
@@ -203,23 +228,35 @@ func Work(args []string) error {
 	}
 	fd := f.Fd()
 	runtime.LockOSThread()
-	var took time.Duration
 	call := func(cmd uintptr, from, to int) {
 		for i := from; i < to; i++ {
 			binary.NativeEndian.PutUint32(handle, uint32(i)+1)
 			_, _, _ = unix.RawSyscall(unix.SYS_IOCTL, fd, cmd, at) // /dev/null takes none
 		}
 	}
-	for from := 0; from < n; from += held {
-		to := min(n, from+held)
+	took := func(n int, f func()) float64 {
 		var before, after unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &before) // cannot fail with this clock
-		call(cmd, from, to)
+		f()
 		_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &after)
-		took += time.Duration(after.Nano() - before.Nano())
+		return float64(after.Nano()-before.Nano()) / float64(n)
+	}
+	control := func() float64 {
+		return took(held, func() {
+			for range held {
+				_, _, _ = unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+			}
+		})
+	}
+	var out strings.Builder
+	for from := 0; from < n; from += held {
+		to := min(n, from+held)
+		before := control()
+		ns := took(to-from, func() { call(cmd, from, to) })
+		fmt.Fprintln(&out, ns, max(before, control()))
 		call(3<<30|16<<16|'F'<<8|0x29, from, to)
 	}
-	if _, err := fmt.Println(float64(took.Nanoseconds()) / float64(n)); err != nil {
+	if _, err := os.Stdout.WriteString(out.String()); err != nil {
 		return fmt.Errorf("tell: %w", err)
 	}
 	return nil
