@@ -427,9 +427,10 @@ func TestPodGuaranteeOutlivesContainers(t *testing.T) {
 	if err := b.d.Unregister(context.Background(), api.UnregisterRequest{Key: again.Key}); err != nil {
 		t.Fatal(err)
 	}
+	// Whoever replaces it is not refused for the second that housekeeping needs to see that.
 	remove()
-	b.eventually("it is free", func() bool { return held() == 0 })
 	b.prepare(request("b", "memory.max=10Gi"))
+	b.eventually("it is free", func() bool { return held() == 10*gib })
 }
 
 // A pod limit is met by two containers: whose events are whose, and what the files say.

@@ -181,6 +181,7 @@ func (d *Daemon) tryPrepare(req api.PrepareRequest) (resp api.PrepareResponse, r
 	}
 	lenient := pol.Mode != quota.ModeEnforce
 
+	d.releasePods() // whoever replaces a pod comes sooner than housekeeping
 	var notices []string
 	grant, notes, retry, err := d.resolve(req, pol)
 	notices = append(notices, notes...)

@@ -485,8 +485,14 @@ func (d *Daemon) collect() {
 			}
 		}
 	}
+	d.releasePods()
+}
+
+// releasePods takes back what pods are promised whose cgroups are gone. The caller holds mu.
+func (d *Daemon) releasePods() {
 	for _, p := range d.reg.Pods() {
-		if p.Cgroup == nil {
+		// Where a container runs, the cgroup that it is in stays.
+		if p.Cgroup == nil || slices.ContainsFunc(p.Containers, func(c *registry.Container) bool { return c.State == registry.Running }) {
 			continue
 		}
 		if exists, err := d.host.Exists(*p.Cgroup); err == nil && !exists {
