@@ -520,7 +520,7 @@ func (g *Gate) Remove() error {
 }
 
 // Supersede takes down what other versions have pinned beside this one's folder. It comes after all that runs is managed
-// here: until then, what they refuse stays refused.
+// here: until then, what they refuse stays refused, and for a moment longer, in which the kernel lets go of it.
 func (g *Gate) Supersede() error { return unpinOthers(g.dir) }
 
 // Unpin takes down whatever is pinned, also by a version that is not ours.
