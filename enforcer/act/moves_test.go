@@ -16,7 +16,7 @@ import (
 // Nobody moves, and who comes behind does not wait for what was waited for.
 func TestHasten(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		cannot(t, "this needs root")
 	}
 	h, err := NewHost("", "")
 	if err != nil {

@@ -26,6 +26,9 @@ func (d *Daemon) runGate(ctx context.Context) {
 	d.gateDriver()
 	// Under mu: who registers meanwhile is raised by itself, and nobody is forgotten between the two.
 	err := errors.Join(d.gateHolds(ctx), d.gate.Adopt())
+	if err == nil {
+		err = d.gate.Supersede()
+	}
 	d.denyUnmanaged()
 	d.mu.Unlock()
 	d.once("gate", err)

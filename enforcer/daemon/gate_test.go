@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"net/http/httptest"
@@ -30,6 +31,9 @@ type gateKernel struct {
 	policies map[uint64]bpf.Policy
 	usage    map[uint64]*bpf.Usage
 	events   chan bpf.Event
+	failing  error // of SetPolicy
+	// superseded is how often other versions' gates were taken down.
+	superseded int
 }
 
 func (k *gateKernel) locked(f func()) {
@@ -52,16 +56,19 @@ func (k *gateKernel) DropPolicy(c uint64) error {
 	k.locked(func() { delete(k.policies, c); delete(k.usage, c) })
 	return nil
 }
-func (k *gateKernel) SetPolicy(c uint64, p bpf.Policy) error {
+func (k *gateKernel) SetPolicy(c uint64, p bpf.Policy) (err error) {
 	k.locked(func() {
+		if err = k.failing; err != nil {
+			return
+		}
 		k.policies[c] = p
 		if k.usage[c] == nil {
 			k.usage[c] = &bpf.Usage{}
 		}
 	})
-	return nil
+	return err
 }
-func (k *gateKernel) Supersede() error { return nil }
+func (k *gateKernel) Supersede() error { k.locked(func() { k.superseded++ }); return nil }
 
 func (k *gateKernel) Managed() (ids []uint64, err error) {
 	k.locked(func() { ids = slices.Collect(maps.Keys(k.policies)) })
@@ -414,4 +421,22 @@ func TestGateTold(t *testing.T) {
 	if len(told.of) != 2 {
 		t.Errorf("%d are remembered", len(told.of))
 	}
+}
+
+// What another version of the gate refuses stays refused until every container that runs is managed by this one.
+func TestAnotherVersionStaysWhereSomebodyIsNotRaised(t *testing.T) {
+	b, k := gateBench(t)
+	b.start()
+	b.run(request("a", "memory.max=4Gi"))
+	taken := func() (n int) { k.locked(func() { n = k.superseded }); return n }
+	b.eventually("the gate is up, and alone", func() bool { return taken() == 1 })
+	k.locked(func() { k.failing = errors.New("no room") })
+	b.crash()
+	b.eventually("it says why", func() bool { return strings.Contains(b.log.String(), "no room") })
+	if n := taken(); n != 1 {
+		t.Errorf("another version was taken down %d times, though a container is not managed", n)
+	}
+	k.locked(func() { k.failing = nil })
+	b.crash()
+	b.eventually("it is up again, and alone", func() bool { return taken() == 2 })
 }

@@ -711,8 +711,8 @@ func (f *Gate) Sample(id policy.ContainerID, gpu string, at, took time.Duration,
 	return v.Kill && h.policy.Enforce, v.Why, nil
 }
 
-// Adopt forgets what the kernel manages and nobody registered has: containers that ended while nobody watched, and the gate
-// of another version of gpufence's. It comes after every registered container was raised again.
+// Adopt forgets what the kernel manages and nobody registered has: containers that ended while nobody watched. It
+// comes after every registered container was raised again.
 func (f *Gate) Adopt() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -733,7 +733,18 @@ func (f *Gate) Adopt() error {
 			errs = append(errs, f.kernel.DropPolicy(id))
 		}
 	}
-	return errors.Join(append(errs, f.kernel.Supersede())...)
+	return errors.Join(errs...)
+}
+
+// Supersede takes down the gates of gpufences with another layout of maps. It comes after [Gate.Adopt], and only where every
+// registered container was raised: one that was not is held by nothing else.
+func (f *Gate) Supersede() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.kernel == nil {
+		return nil
+	}
+	return f.kernel.Supersede()
 }
 
 // Denial is what a request was refused for, or would have been.

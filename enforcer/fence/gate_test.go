@@ -188,11 +188,14 @@ func TestGateRaiseAndLower(t *testing.T) {
 	if err := f.Adopt(); err != nil || len(k.policies) != 2 {
 		t.Errorf("%v, %v", err, k.policies)
 	}
+	if err := f.Supersede(); err != nil {
+		t.Error(err)
+	}
 	if want := []uint64{min(own, pod), max(own, pod)}; !slices.Equal(k.superseded, want) {
 		t.Errorf("while %v were managed another version's gate was taken down, want %v", k.superseded, want)
 	}
 	k.failing = errors.New("read-only file system")
-	if err := f.Adopt(); !errors.Is(err, k.failing) {
+	if err := f.Supersede(); !errors.Is(err, k.failing) {
 		t.Errorf("another version's gate stays, and nobody says so: %v", err)
 	}
 	k.failing = nil
